@@ -1,0 +1,26 @@
+#pragma once
+// The ordered list of backends. The first that supports the problem wins; ATTNSPAN_BACKEND, or a name given by
+// the caller, forces one.
+
+#include <string>
+#include <vector>
+
+#include "registry/backend.hpp"
+
+namespace attnspan {
+
+struct RegisteredBackend {
+  std::string name;
+  Backend* backend = nullptr;  // null: not available, for this reason
+  std::string reason;
+};
+
+// Every backend that this library was built to know, in order of preference. Made on first use.
+const std::vector<RegisteredBackend>& backends();
+
+// The backend for a problem. Throws Error(unavailable | unsupported) naming the backend and the reason.
+Backend& select_backend(const Problem& problem, const std::string& requested);
+// The backend by name, or for "auto" the first whose tensors live on `device`.
+Backend& select_backend(Device device, const std::string& requested);
+
+}  // namespace attnspan
