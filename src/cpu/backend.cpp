@@ -1,0 +1,51 @@
+#include "cpu/backend.hpp"
+
+#include "cpu/forward.hpp"
+#include "cpu/parallel.hpp"
+
+namespace attnspan::cpu {
+namespace {
+
+class CpuBackend final : public Backend {
+ public:
+  std::string name() const override { return "cpu"; }
+  std::string description() const override {
+    return std::string(instruction_set()) + ", " + std::to_string(thread_count(0)) + " threads";
+  }
+  Device device() const override { return Device::cpu; }
+
+  Support supports(const Problem& problem) const override {
+    if (problem.device != Device::cpu) {
+      return Support::no(std::string("the tensors are on ") + name_of(problem.device) +
+                         ", not in host memory");
+    }
+    if (problem.probs.data != nullptr) {
+      return Support::no("probs would need N x N memory; the reference backend returns them");
+    }
+    if (problem.phase == Phase::backward) return Support::no("backward is not built yet");
+    if (problem.cache != nullptr) {
+      for (const KvFormat format : {problem.cache->key.format, problem.cache->value.format}) {
+        if (format == KvFormat::q8 || format == KvFormat::tbq4) {
+          return Support::no(std::string("no kernel for a cache in ") + name_of(format));
+        }
+      }
+    }
+    return Support::yes();
+  }
+
+  int64_t forward(const Problem& problem, const Execution& execution) override {
+    return cpu::forward(problem, execution);
+  }
+  int64_t backward(const Problem&, const Execution&) override {
+    throw Error(ErrorCode::unsupported, "backend", "cpu: backward is not built yet");
+  }
+  void merge(const MergeProblem&, const Execution&) override {
+    throw Error(ErrorCode::unsupported, "backend", "cpu: merge is not built yet");
+  }
+};
+
+}  // namespace
+
+BackendOrReason make_backend() { return {std::make_unique<CpuBackend>(), ""}; }
+
+}  // namespace attnspan::cpu

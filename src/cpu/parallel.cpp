@@ -1,0 +1,27 @@
+#include "cpu/parallel.hpp"
+
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+
+#include <algorithm>
+#include <atomic>
+
+namespace attnspan::cpu {
+
+int thread_count(int threads) { return threads > 0 ? threads : tbb::this_task_arena::max_concurrency(); }
+
+void parallel_for_each(int threads, int64_t count, const std::function<void(int64_t)>& run) {
+  const int workers = static_cast<int>(std::min<int64_t>(thread_count(threads), count));
+  if (workers <= 1) {
+    for (int64_t item = 0; item < count; ++item) run(item);
+    return;
+  }
+  std::atomic<int64_t> next{0};
+  const auto work = [&](int) {
+    for (int64_t item = next++; item < count; item = next++) run(item);
+  };
+  tbb::task_arena arena(workers);
+  arena.execute([&] { tbb::parallel_for(0, workers, work, tbb::simple_partitioner()); });
+}
+
+}  // namespace attnspan::cpu
