@@ -33,13 +33,12 @@ struct Bias {
   int64_t batch_stride = 0, head_stride = 0, row_stride = 0, key_stride = 0;
 };
 
-// int32 or f32 vectors: one per batch entry (batch_stride != 0) or shared.
+// A contiguous int32 or f32 vector: one per batch entry (batch_stride != 0) or shared.
 template <typename T>
 struct SideVector {
   const T* data = nullptr;
   int64_t byte_offset = 0;
   int64_t batch_stride = 0;
-  int64_t stride = 1;
 
   explicit operator bool() const { return data != nullptr; }
 };

@@ -1,0 +1,39 @@
+// The order: the machine's GPU first where tensors already live there, then the CPU; the reference last, so
+// that "auto" reaches it only for what nothing else supports (probs).
+
+#include "registry/make_backends.hpp"
+
+namespace attnspan {
+namespace {
+
+[[maybe_unused]] BackendOrReason left_out(const char* reason) { return {nullptr, reason}; }
+
+}  // namespace
+
+std::vector<BackendEntry> backend_entries() {
+  return {
+#ifdef ATTNSPAN_WITH_CUDA
+      {"cuda", cuda::make_backend},
+#else
+      {"cuda", [] { return left_out("this build has no CUDA (no nvcc was found)"); }},
+#endif
+#ifdef ATTNSPAN_WITH_METAL
+      {"metal", metal::make_backend},
+#else
+      {"metal", [] { return left_out("Metal needs macOS"); }},
+#endif
+#ifdef ATTNSPAN_WITH_WEBGPU
+      {"webgpu", webgpu::make_backend},
+#else
+      {"webgpu", [] { return left_out("this build has no WebGPU (no webgpu.h was found)"); }},
+#endif
+#ifdef ATTNSPAN_WITH_CPU
+      {"cpu", cpu::make_backend},
+#else
+      {"cpu", [] { return left_out("this build has no cpu backend (Highway or oneTBB was not found)"); }},
+#endif
+      {"reference", reference::make_backend},
+  };
+}
+
+}  // namespace attnspan
