@@ -48,25 +48,25 @@ struct AttentionOptions {
   Diagonal diagonal;
   int64_t window_left = -1;   ///< keys from i + diagonal - window_left on, inclusive; -1 = unlimited
   int64_t window_right = -1;  ///< keys up to i + diagonal + window_right, inclusive; -1 = unlimited
-  Tensor key_start;           ///< int32 `[seqlen_q]` or `[batch, seqlen_q]`, non-decreasing along the sequence
-  Tensor key_end;             ///< likewise: row i sees only keys in [key_start, key_end)
-  Tensor cu_seqlens_q;        ///< int32 `[batch + 1]`: packed queries; together with cu_seqlens_k
-  Tensor cu_seqlens_k;        ///< int32 `[batch + 1]`: packed keys and values
-  Tensor seqused_k;           ///< int32 `[batch]`: only the first seqused_k[b] keys of sequence b exist
-  Tensor bias;                ///< f32, broadcastable to `[batch, heads, seqlen_q, seqlen_k]`; <= -1e30 masks
-  Tensor alibi_slopes;        ///< f32 `[heads]` or `[batch, heads]`
-  Tensor sinks;               ///< f32 `[heads]`: one extra logit in the denominator
-  bool nan_guard = false;     ///< replace non-finite values of out and gradients by 0 and count them
+  Tensor key_start;        ///< int32 `[seqlen_q]` or `[batch, seqlen_q]`, non-decreasing along the sequence
+  Tensor key_end;          ///< likewise: row i sees only keys in [key_start, key_end)
+  Tensor cu_seqlens_q;     ///< int32 `[batch + 1]`: packed queries; together with cu_seqlens_k
+  Tensor cu_seqlens_k;     ///< int32 `[batch + 1]`: packed keys and values
+  Tensor seqused_k;        ///< int32 `[batch]`: only the first seqused_k[b] keys of sequence b exist
+  Tensor bias;             ///< f32, broadcastable to `[batch, heads, seqlen_q, seqlen_k]`; <= -1e30 masks
+  Tensor alibi_slopes;     ///< f32 `[heads]` or `[batch, heads]`
+  Tensor sinks;            ///< f32 `[heads]`: one extra logit in the denominator
+  bool nan_guard = false;  ///< replace non-finite values of out and gradients by 0 and count them
 };
 
 struct ForwardArgs {
   Tensor query;
-  Tensor key;          ///< or, instead of key and value:
+  Tensor key;  ///< or, instead of key and value:
   Tensor value;
   const KvView* cache = nullptr;  ///< keys and values of a KV cache, dense or paged, in any KV format
   Tensor out;
-  Tensor lse;          ///< optional
-  Tensor probs;        ///< optional, f32 `[batch, heads, seqlen_q, seqlen_k]`: backends that keep N x N only
+  Tensor lse;    ///< optional
+  Tensor probs;  ///< optional, f32 `[batch, heads, seqlen_q, seqlen_k]`: backends that keep N x N only
   AttentionOptions options;
 };
 
@@ -75,15 +75,16 @@ struct ForwardArgs {
 struct BackwardArgs {
   Tensor query, key, value;
   Tensor out, lse, dout;
-  Tensor dlse;              ///< optional
+  Tensor dlse;  ///< optional
   Tensor dq, dk, dv;
-  Tensor d_sinks;           ///< optional, f32 `[heads]`; needs options.sinks
+  Tensor d_sinks;  ///< optional, f32 `[heads]`; needs options.sinks
   AttentionOptions options;
 };
 
 /// Joins two attention results over disjoint sets of keys of the same queries:
 ///   lse = log(exp(lse_a) + exp(lse_b)),  out = exp(lse_a - lse) out_a + exp(lse_b - lse) out_b
-/// Merging two empty states gives the empty state. Make partial states without sinks. out and lse may alias a or b.
+/// Merging two empty states gives the empty state. Make partial states without sinks. out and lse may alias a
+/// or b.
 struct MergeArgs {
   Tensor out_a, lse_a, out_b, lse_b;
   Tensor out, lse;
@@ -91,10 +92,12 @@ struct MergeArgs {
 
 /// How and where to run.
 struct Execution {
-  std::string backend = "auto";  ///< a name from backend_names(), or "auto": ATTNSPAN_BACKEND, else the first that supports the problem
+  std::string backend = "auto";  ///< a name from backend_names(), or "auto": ATTNSPAN_BACKEND, else the first
+                                 ///< that supports the problem
   int threads = 0;               ///< CPU threads; 0 = all
   void* stream = nullptr;        ///< cudaStream_t of the caller; device tensors only
-  void* workspace = nullptr;     ///< device scratch of at least workspace_bytes(...) bytes; null = allocated inside
+  void* workspace =
+      nullptr;  ///< device scratch of at least workspace_bytes(...) bytes; null = allocated inside
   size_t workspace_bytes = 0;
 };
 

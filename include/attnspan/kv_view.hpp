@@ -33,19 +33,20 @@ struct KvView {
   Device device = Device::cpu;
   int64_t batch = 0;
   int64_t kv_heads = 0;
-  int64_t page_size = 0;       ///< tokens in a page; a dense cache is one page per sequence
-  int64_t num_pages = 0;       ///< pages in the pool
-  int64_t max_seqlen = 0;      ///< an upper bound of seqlens, known on the host
-  KvRows key, value;           ///< value.codes == key.codes: value is the first value.dim of the key (MLA)
-  Tensor block_table;          ///< int32 `[batch, pages per sequence]`; not given: page b belongs to sequence b
-  Tensor seqlens;              ///< int32 `[batch]`
-  Tensor first_position;       ///< int32 `[batch]`, multiples of page_size (recycled windows); not given: 0
+  int64_t page_size = 0;   ///< tokens in a page; a dense cache is one page per sequence
+  int64_t num_pages = 0;   ///< pages in the pool
+  int64_t max_seqlen = 0;  ///< an upper bound of seqlens, known on the host
+  KvRows key, value;       ///< value.codes == key.codes: value is the first value.dim of the key (MLA)
+  Tensor block_table;      ///< int32 `[batch, pages per sequence]`; not given: page b belongs to sequence b
+  Tensor seqlens;          ///< int32 `[batch]`
+  Tensor first_position;   ///< int32 `[batch]`, multiples of page_size (recycled windows); not given: 0
 };
 
 /// A dense cache `[batch, max_seqlen, kv_heads, dim]` in f32, f16 or bf16, any strides, as a KvView.
 /// `seqlens` int32 `[batch]` counts the keys of each sequence.
 KvView dense_cache(const Tensor& key, const Tensor& value, const Tensor& seqlens);
-/// Pages `[num_pages, page_size, kv_heads, dim]` in f32, f16 or bf16, any strides (FlashAttention's paged layout).
+/// Pages `[num_pages, page_size, kv_heads, dim]` in f32, f16 or bf16, any strides (FlashAttention's paged
+/// layout).
 KvView paged_cache(const Tensor& key, const Tensor& value, const Tensor& block_table, const Tensor& seqlens);
 
 }  // namespace attnspan

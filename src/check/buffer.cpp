@@ -26,10 +26,14 @@ void poison(std::vector<char>& memory, DType dtype) {
 
 const char* name_of(Layout layout) {
   switch (layout) {
-    case Layout::bshd: return "bshd";
-    case Layout::bhsd: return "bhsd";
-    case Layout::sliced: return "sliced";
-    case Layout::broadcast: return "broadcast";
+    case Layout::bshd:
+      return "bshd";
+    case Layout::bhsd:
+      return "bhsd";
+    case Layout::sliced:
+      return "sliced";
+    case Layout::broadcast:
+      return "broadcast";
   }
   return "unknown layout";
 }
@@ -76,9 +80,13 @@ int64_t Buffer::element(int64_t index) const {
 
 float Buffer::get(int64_t index) const { return load_f32(tensor_.data, element(index), tensor_.dtype); }
 
-void Buffer::set(int64_t index, float value) { store_f32(tensor_.data, element(index), tensor_.dtype, value); }
+void Buffer::set(int64_t index, float value) {
+  store_f32(tensor_.data, element(index), tensor_.dtype, value);
+}
 
-void Buffer::set_int(int64_t index, int32_t value) { static_cast<int32_t*>(tensor_.data)[element(index)] = value; }
+void Buffer::set_int(int64_t index, int32_t value) {
+  static_cast<int32_t*>(tensor_.data)[element(index)] = value;
+}
 
 void Buffer::fill_normal(Random& random, float scale) {
   std::normal_distribution<float> normal;
@@ -90,7 +98,8 @@ int64_t Buffer::damaged_gaps() const {
   std::vector<char> expected(memory_.size());
   poison(expected, tensor_.dtype);
   std::vector<char> in_view(memory_.size() / size, 0);
-  const int64_t first = (static_cast<const char*>(tensor_.data) - memory_.data()) / static_cast<int64_t>(size);
+  const int64_t first =
+      (static_cast<const char*>(tensor_.data) - memory_.data()) / static_cast<int64_t>(size);
   for (int64_t i = 0; i < tensor_.numel(); ++i) in_view[first + element(i)] = 1;
   int64_t damaged = 0;
   for (size_t i = 0; i < in_view.size(); ++i) {

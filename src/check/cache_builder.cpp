@@ -11,8 +11,8 @@ int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1
 
 }  // namespace
 
-BuiltCache::BuiltCache(const Buffer& key, const Buffer& value, const std::vector<int64_t>& seqlens, KvFormat k_format,
-                       KvFormat v_format, int64_t page_size, Random& random) {
+BuiltCache::BuiltCache(const Buffer& key, const Buffer& value, const std::vector<int64_t>& seqlens,
+                       KvFormat k_format, KvFormat v_format, int64_t page_size, Random& random) {
   const Tensor& k = key.tensor();
   view_.batch = k.shape[0];
   view_.max_seqlen = k.shape[1];
@@ -31,8 +31,8 @@ BuiltCache::BuiltCache(const Buffer& key, const Buffer& value, const std::vector
   encode(view_.value, value, seqlens);
 }
 
-void BuiltCache::place(KvRows& rows, std::vector<uint8_t>& codes, std::vector<uint16_t>& scales, KvFormat format,
-                       int64_t dim) {
+void BuiltCache::place(KvRows& rows, std::vector<uint8_t>& codes, std::vector<uint16_t>& scales,
+                       KvFormat format, int64_t dim) {
   const KvFormatOps& ops = ops_of(format);
   rows.format = format;
   rows.dim = dim;
@@ -61,11 +61,12 @@ void BuiltCache::encode(const KvRows& rows, const Buffer& values, const std::vec
         for (int64_t d = 0; d < rows.dim; ++d) row[d] = values.get(first + d);
         const int64_t page = block_table_[b * view_.block_table.shape[1] + j / view_.page_size];
         const int64_t token = j % view_.page_size;
-        uint8_t* codes = static_cast<uint8_t*>(rows.codes) + rows.codes_byte_offset + page * rows.page_stride +
-                         h * rows.head_stride + token * rows.token_stride;
-        uint16_t* scales = rows.scales == nullptr ? nullptr
-                                                  : static_cast<uint16_t*>(rows.scales) + page * rows.scale_page_stride +
-                                                        h * rows.scale_head_stride + token * rows.scale_token_stride;
+        uint8_t* codes = static_cast<uint8_t*>(rows.codes) + rows.codes_byte_offset +
+                         page * rows.page_stride + h * rows.head_stride + token * rows.token_stride;
+        uint16_t* scales = rows.scales == nullptr
+                               ? nullptr
+                               : static_cast<uint16_t*>(rows.scales) + page * rows.scale_page_stride +
+                                     h * rows.scale_head_stride + token * rows.scale_token_stride;
         ops.encode_row(row.data(), rows.dim, EncodeMode::quality, codes, scales);
       }
     }

@@ -1,6 +1,6 @@
 #pragma once
-// A KvView over memory that the check owns: rows encoded one by one, pages in shuffled order, everything that is
-// not a key of a sequence poisoned. Independent of KvCache, so that each can be checked against the other.
+// A KvView over memory that the check owns: rows encoded one by one, pages in shuffled order, everything that
+// is not a key of a sequence poisoned. Independent of KvCache, so that each can be checked against the other.
 
 #include <vector>
 
@@ -20,7 +20,8 @@ class BuiltCache {
   const KvView& view() const { return view_; }
 
  private:
-  void place(KvRows& rows, std::vector<uint8_t>& codes, std::vector<uint16_t>& scales, KvFormat format, int64_t dim);
+  void place(KvRows& rows, std::vector<uint8_t>& codes, std::vector<uint16_t>& scales, KvFormat format,
+             int64_t dim);
   void encode(const KvRows& rows, const Buffer& values, const std::vector<int64_t>& seqlens);
 
   KvView view_;

@@ -13,8 +13,8 @@ bool needs_staging(const Backend& backend, Device tensors) {
   if (backend.device() == tensors) return false;
   if (tensors == Device::cpu) return true;
   throw Error(ErrorCode::unsupported, "backend",
-              backend.name() + " works on " + name_of(backend.device()) + " or cpu tensors, found tensors on " +
-                  name_of(tensors));
+              backend.name() + " works on " + name_of(backend.device()) +
+                  " or cpu tensors, found tensors on " + name_of(tensors));
 }
 
 int64_t run(Backend& backend, const Problem& problem, const Execution& execution) {

@@ -33,9 +33,9 @@ inline uint16_t f16_from_f32(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000U);
   const uint32_t magnitude = bits & 0x7fffffffU;
-  if (magnitude > 0x7f800000U) return sign | 0x7e00U;    // NaN
-  if (magnitude >= 0x477ff000U) return sign | 0x7c00U;   // rounds to 65536 or more: infinity
-  if (magnitude < 0x38800000U) {                         // below 2^-14: subnormal, an integer times 2^-24
+  if (magnitude > 0x7f800000U) return sign | 0x7e00U;   // NaN
+  if (magnitude >= 0x477ff000U) return sign | 0x7c00U;  // rounds to 65536 or more: infinity
+  if (magnitude < 0x38800000U) {                        // below 2^-14: subnormal, an integer times 2^-24
     // Adding 0.5 puts the unit of 2^-24 at the last mantissa bit, so the addition itself rounds.
     const float shifted = std::bit_cast<float>(magnitude) + 0.5F;
     return sign | static_cast<uint16_t>(std::bit_cast<uint32_t>(shifted) - 0x3f000000U);

@@ -29,10 +29,10 @@ inline constexpr int64_t kUnlimited = int64_t{1} << 60;
 
 // The mask of one sequence. `causal` has become window_right = min(window_right, 0).
 struct SpanRule {
-  int64_t diagonal = 0;                // row i sits at key position i + diagonal
+  int64_t diagonal = 0;  // row i sits at key position i + diagonal
   int64_t window_left = kUnlimited;
   int64_t window_right = kUnlimited;
-  int64_t key_begin = 0;               // keys of the sequence that exist: [key_begin, key_limit)
+  int64_t key_begin = 0;  // keys of the sequence that exist: [key_begin, key_limit)
   int64_t key_limit = 0;
   const int32_t* key_start = nullptr;  // per row, or null
   const int32_t* key_end = nullptr;

@@ -86,7 +86,8 @@ void merge_on_host(const MergeProblem& p) {
     for (int64_t h = 0; h < p.heads; ++h) {
       for (int64_t i = 0; i < p.rows; ++i) {
         SoftmaxState<double> a = state_of(static_cast<const float*>(p.lse_a.data)[p.lse_a.index(b, h, i)]);
-        const SoftmaxState<double> other = state_of(static_cast<const float*>(p.lse_b.data)[p.lse_b.index(b, h, i)]);
+        const SoftmaxState<double> other =
+            state_of(static_cast<const float*>(p.lse_b.data)[p.lse_b.index(b, h, i)]);
         const SoftmaxState<double> before = a;
         const MergeWeights<double> weight = merge(a, other);
         const double weight_a = before.empty() ? 0 : weight.a * before.l / a.l;

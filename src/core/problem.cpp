@@ -123,8 +123,10 @@ void set_packed(Problem& p, const AttentionOptions& o, const Tensor& query, cons
   check_cu_seqlens(o.cu_seqlens_k, "cu_seqlens_k", p.batch, key.rank > 0 ? key.shape[0] : 0, p);
   p.cu_seqlens_q = bare_address<int32_t>(o.cu_seqlens_q, "cu_seqlens_q");
   p.cu_seqlens_k = bare_address<int32_t>(o.cu_seqlens_k, "cu_seqlens_k");
-  for (const auto& [tensor, name] : {std::pair{o.key_start, "key_start"}, {o.key_end, "key_end"},
-                                     {o.bias, "bias"}, {o.seqused_k, "seqused_k"}}) {
+  for (const auto& [tensor, name] : {std::pair{o.key_start, "key_start"},
+                                     {o.key_end, "key_end"},
+                                     {o.bias, "bias"},
+                                     {o.seqused_k, "seqused_k"}}) {
     require(!tensor, name, "a tensor together with cu_seqlens", "one of the two");
   }
 }
@@ -178,7 +180,8 @@ void check_cache_lengths(const KvView& cache) {
   }
   if (cache.device != Device::cpu) return;  // lengths and tables on a device are trusted
   const int32_t* seqlens = bare_address<int32_t>(cache.seqlens, "cache");
-  const int32_t* first = cache.first_position ? bare_address<int32_t>(cache.first_position, "cache") : nullptr;
+  const int32_t* first =
+      cache.first_position ? bare_address<int32_t>(cache.first_position, "cache") : nullptr;
   const int64_t pages_of_one = cache.block_table ? cache.block_table.shape[1] : 1;
   for (int64_t b = 0; b < cache.batch; ++b) {
     const int64_t begin = first != nullptr ? first[b] : 0;
@@ -186,7 +189,8 @@ void check_cache_lengths(const KvView& cache) {
             "seqlens " + std::to_string(seqlens[b]) + " for sequence " + std::to_string(b),
             std::to_string(begin) + " to " + std::to_string(cache.max_seqlen));
     const int64_t pages = (seqlens[b] - begin + cache.page_size - 1) / cache.page_size;
-    require(pages <= pages_of_one, "cache", std::to_string(pages) + " pages for sequence " + std::to_string(b),
+    require(pages <= pages_of_one, "cache",
+            std::to_string(pages) + " pages for sequence " + std::to_string(b),
             "at most " + std::to_string(pages_of_one) + ", the width of block_table");
     const int32_t* table = cache.block_table ? bare_address<int32_t>(cache.block_table, "cache") +
                                                    b * cache.block_table.stride[0]
@@ -201,7 +205,8 @@ void check_cache_lengths(const KvView& cache) {
 
 void set_cache(Problem& p, const KvView& cache, const AttentionOptions& o) {
   for (const auto& [tensor, name] : {std::pair{o.cu_seqlens_q, "cu_seqlens_q"},
-                                     {o.cu_seqlens_k, "cu_seqlens_k"}, {o.seqused_k, "seqused_k"}}) {
+                                     {o.cu_seqlens_k, "cu_seqlens_k"},
+                                     {o.seqused_k, "seqused_k"}}) {
     require(!tensor, name, "a tensor together with a cache", "one of the two (the cache knows its lengths)");
   }
   require(cache.device == p.device, "cache", std::string("a cache on ") + name_of(cache.device),
@@ -221,7 +226,8 @@ void set_cache(Problem& p, const KvView& cache, const AttentionOptions& o) {
 }
 
 void set_score(Problem& p, const AttentionOptions& o) {
-  require(std::isfinite(o.softmax_scale), "softmax_scale", std::to_string(o.softmax_scale), "a finite number");
+  require(std::isfinite(o.softmax_scale), "softmax_scale", std::to_string(o.softmax_scale),
+          "a finite number");
   require(std::isfinite(o.softcap) && o.softcap >= 0, "softcap", std::to_string(o.softcap),
           "0 (off) or a positive number");
   p.softmax_scale = o.softmax_scale != 0
@@ -338,7 +344,8 @@ void set_probs(Problem& p, const Tensor& probs) {
   require(!p.packed(), "probs", "a tensor together with cu_seqlens", "none: probs are for dense batches");
   require_dtype(probs, "probs", DType::f32);
   require_device(probs, "probs", p.device);
-  require_shape(probs, "probs", {p.batch, p.heads, p.seqlen_q, p.seqlen_k}, "batch, heads, seqlen_q, seqlen_k");
+  require_shape(probs, "probs", {p.batch, p.heads, p.seqlen_q, p.seqlen_k},
+                "batch, heads, seqlen_q, seqlen_k");
   require_no_overlap(probs, "probs");
   p.probs.data = const_cast<float*>(bare_address<float>(probs, "probs"));
   p.probs.batch_stride = probs.stride[0];

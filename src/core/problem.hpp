@@ -96,12 +96,12 @@ struct Problem {
 
 // One sequence of the batch. For host memory; device kernels do the same from the same arrays.
 struct Sequence {
-  int64_t batch = 0;    // index into the batch (packed tensors have batch stride 0)
-  int64_t q_row0 = 0;   // first row in query-side tensors
-  int64_t k_row0 = 0;   // first row in key-side tensors
+  int64_t batch = 0;   // index into the batch (packed tensors have batch stride 0)
+  int64_t q_row0 = 0;  // first row in query-side tensors
+  int64_t k_row0 = 0;  // first row in key-side tensors
   int64_t seqlen_q = 0;
   int64_t seqlen_k = 0;
-  SpanRule rule;        // rows are relative to q_row0, keys to k_row0
+  SpanRule rule;  // rows are relative to q_row0, keys to k_row0
 };
 Sequence sequence(const Problem& problem, int64_t batch);
 

@@ -23,7 +23,9 @@ void for_each_row(const Tensor& tensor, Visit visit) {
   }
 }
 
-const char* bytes_of(const Tensor& tensor) { return static_cast<const char*>(tensor.data) + tensor.byte_offset; }
+const char* bytes_of(const Tensor& tensor) {
+  return static_cast<const char*>(tensor.data) + tensor.byte_offset;
+}
 
 std::vector<char> packed_copy(const Tensor& host) {
   const int64_t size = size_of(host.dtype);
@@ -36,7 +38,8 @@ std::vector<char> packed_copy(const Tensor& host) {
     if (step == 1) {
       std::memcpy(to, from, static_cast<size_t>(row * size));
     } else {
-      for (int64_t i = 0; i < row; ++i) std::memcpy(to + i * size, from + i * step * size, static_cast<size_t>(size));
+      for (int64_t i = 0; i < row; ++i)
+        std::memcpy(to + i * size, from + i * step * size, static_cast<size_t>(size));
     }
     to += row * size;
   });
@@ -100,7 +103,8 @@ AttentionOptions Staging::side_inputs(const AttentionOptions& options) {
 // The pool travels as it lies: one block from the first byte of the first page to the last of the last.
 KvRows Staging::cache_rows(const KvRows& host, const KvView& view) {
   KvRows staged = host;
-  const int64_t last_page = view.num_pages - 1, last_head = view.kv_heads - 1, last_token = view.page_size - 1;
+  const int64_t last_page = view.num_pages - 1, last_head = view.kv_heads - 1,
+                last_token = view.page_size - 1;
   if (last_page < 0 || last_head < 0 || last_token < 0) return staged;
   const KvFormatOps& format = ops_of(host.format);
   const auto extent = [&](int64_t page, int64_t head, int64_t token, int64_t row) {
@@ -112,11 +116,12 @@ KvRows Staging::cache_rows(const KvRows& host, const KvView& view) {
   staged.codes_byte_offset = 0;
   memory_.upload(staged.codes, static_cast<const char*>(host.codes) + host.codes_byte_offset, code_bytes);
   if (host.scales != nullptr) {
-    const size_t scale_bytes = 2 * extent(host.scale_page_stride, host.scale_head_stride, host.scale_token_stride,
-                                          format.row_scales(host.dim));
+    const size_t scale_bytes = 2 * extent(host.scale_page_stride, host.scale_head_stride,
+                                          host.scale_token_stride, format.row_scales(host.dim));
     staged.scales = allocate(scale_bytes);
     staged.scales_byte_offset = 0;
-    memory_.upload(staged.scales, static_cast<const char*>(host.scales) + host.scales_byte_offset, scale_bytes);
+    memory_.upload(staged.scales, static_cast<const char*>(host.scales) + host.scales_byte_offset,
+                   scale_bytes);
   }
   return staged;
 }

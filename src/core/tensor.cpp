@@ -6,20 +6,28 @@ namespace attnspan {
 
 const char* name_of(DType dtype) {
   switch (dtype) {
-    case DType::f32: return "f32";
-    case DType::f16: return "f16";
-    case DType::bf16: return "bf16";
-    case DType::i32: return "int32";
+    case DType::f32:
+      return "f32";
+    case DType::f16:
+      return "f16";
+    case DType::bf16:
+      return "bf16";
+    case DType::i32:
+      return "int32";
   }
   return "unknown dtype";
 }
 
 const char* name_of(Device device) {
   switch (device) {
-    case Device::cpu: return "cpu";
-    case Device::cuda: return "cuda";
-    case Device::webgpu: return "webgpu";
-    case Device::metal: return "metal";
+    case Device::cpu:
+      return "cpu";
+    case Device::cuda:
+      return "cuda";
+    case Device::webgpu:
+      return "webgpu";
+    case Device::metal:
+      return "metal";
   }
   return "unknown device";
 }

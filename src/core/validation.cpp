@@ -54,8 +54,9 @@ void require_no_overlap(const Tensor& tensor, const std::string& argument) {
   std::sort(dims.begin(), dims.end());
   int64_t span = 1;
   for (const auto& [stride, extent] : dims) {
-    require(stride >= span, argument, "strides under which elements overlap (stride " +
-            std::to_string(stride) + " over an inner span of " + std::to_string(span) + ")",
+    require(stride >= span, argument,
+            "strides under which elements overlap (stride " + std::to_string(stride) +
+                " over an inner span of " + std::to_string(span) + ")",
             "one address per element, since it is written");
     span = stride * (extent - 1) + span;
   }

@@ -95,7 +95,8 @@ double lse_of_row(const Problem& p, int64_t head, const std::vector<Logit>& logi
 
 double probability(const Logit& x, double lse) { return x.masked ? 0 : std::exp(x.value - lse); }
 
-void forward_row(const Problem& p, const Sequence& s, int64_t head, int64_t row, const KeyValue& kv, Writer& writer) {
+void forward_row(const Problem& p, const Sequence& s, int64_t head, int64_t row, const KeyValue& kv,
+                 Writer& writer) {
   const int64_t i = s.q_row0 + row;
   const std::vector<double> query = read_row(p.query, p.query.index(s.batch, head, i), p.head_dim, p.dtype);
   const std::vector<Logit> logits = logits_of_row(p, s, head, row, query, kv);
@@ -116,7 +117,8 @@ void forward_row(const Problem& p, const Sequence& s, int64_t head, int64_t row,
 }
 
 // delta = rowsum(dout * out) - dlse
-double delta_of_row(const Problem& p, const Sequence& s, int64_t head, int64_t i, const std::vector<double>& dout) {
+double delta_of_row(const Problem& p, const Sequence& s, int64_t head, int64_t i,
+                    const std::vector<double>& dout) {
   const std::vector<double> out = read_row(p.out, p.out.index(s.batch, head, i), p.head_dim_v, p.dtype);
   double delta = dot(dout, out);
   if (p.dlse) delta -= static_cast<const float*>(p.dlse.data)[p.dlse.index(s.batch, head, i)];
@@ -128,8 +130,8 @@ struct Gradients {
 };
 
 // p = exp(s - lse), ds = p (dout.v - delta), dq += scale ds k, dk += scale ds q, dv += p dout
-void backward_row(const Problem& p, const Sequence& s, int64_t head, int64_t row, const KeyValue& kv, Gradients& grad,
-                  double& d_sink, Writer& writer) {
+void backward_row(const Problem& p, const Sequence& s, int64_t head, int64_t row, const KeyValue& kv,
+                  Gradients& grad, double& d_sink, Writer& writer) {
   const int64_t i = s.q_row0 + row;
   const std::vector<double> query = read_row(p.query, p.query.index(s.batch, head, i), p.head_dim, p.dtype);
   const std::vector<double> dout = read_row(p.dout, p.dout.index(s.batch, head, i), p.head_dim_v, p.dtype);
@@ -155,8 +157,8 @@ void backward_row(const Problem& p, const Sequence& s, int64_t head, int64_t row
   for (int64_t d = 0; d < p.head_dim; ++d) writer.store(p.dq, p.dq.index(s.batch, head, i) + d, dq[d]);
 }
 
-void store_key_gradients(const Problem& p, const Sequence& s, int64_t kv_head, int64_t rows, const Gradients& grad,
-                         Writer& writer) {
+void store_key_gradients(const Problem& p, const Sequence& s, int64_t kv_head, int64_t rows,
+                         const Gradients& grad, Writer& writer) {
   for (int64_t j = 0; j < rows; ++j) {  // rows beyond seqused_k get zeros
     const bool exists = j < s.seqlen_k;
     for (int64_t d = 0; d < p.head_dim; ++d) {
@@ -195,12 +197,14 @@ int64_t backward(const Problem& p) {
       grad.dk.assign(static_cast<size_t>(s.seqlen_k), std::vector<double>(static_cast<size_t>(p.head_dim)));
       grad.dv.assign(static_cast<size_t>(s.seqlen_k), std::vector<double>(static_cast<size_t>(p.head_dim_v)));
       for (int64_t head = kv_head * p.group(); head < (kv_head + 1) * p.group(); ++head) {
-        for (int64_t row = 0; row < s.seqlen_q; ++row) backward_row(p, s, head, row, kv, grad, d_sinks[head], writer);
+        for (int64_t row = 0; row < s.seqlen_q; ++row)
+          backward_row(p, s, head, row, kv, grad, d_sinks[head], writer);
       }
       store_key_gradients(p, s, kv_head, p.packed() ? s.seqlen_k : p.seqlen_k, grad, writer);
     }
   }
-  for (int64_t head = 0; p.d_sinks != nullptr && head < p.heads; ++head) writer.store(p.d_sinks + head, d_sinks[head]);
+  for (int64_t head = 0; p.d_sinks != nullptr && head < p.heads; ++head)
+    writer.store(p.d_sinks + head, d_sinks[head]);
   return writer.replaced();
 }
 

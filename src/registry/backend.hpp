@@ -33,9 +33,10 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  virtual std::string name() const = 0;         // "cpu"
-  virtual std::string description() const = 0;  // one line for `attnspan info`: device, instruction set, limits
-  virtual Device device() const = 0;            // where its tensors live
+  virtual std::string name() const = 0;  // "cpu"
+  virtual std::string description()
+      const = 0;                      // one line for `attnspan info`: device, instruction set, limits
+  virtual Device device() const = 0;  // where its tensors live
   // Null for backends that work on host memory. Others get host tensors through src/core/staging.
   virtual DeviceMemory* memory() { return nullptr; }
 

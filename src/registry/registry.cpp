@@ -34,7 +34,8 @@ Backend& named(const std::string& name) {
     }
     return *entry.backend;
   }
-  throw Error(ErrorCode::invalid_argument, "backend", "found '" + name + "', expected one of " + known_names());
+  throw Error(ErrorCode::invalid_argument, "backend",
+              "found '" + name + "', expected one of " + known_names());
 }
 
 // Host tensors reach any backend (those with a memory of their own get staged copies), but "auto" only
@@ -61,7 +62,8 @@ Backend& select_backend(const Problem& problem, const std::string& requested) {
   if (name != "auto") {
     Backend& backend = named(name);
     const Support support = backend.supports(problem);
-    if (!support) throw Error(ErrorCode::unsupported, "backend", name + " does not support this: " + support.reason);
+    if (!support)
+      throw Error(ErrorCode::unsupported, "backend", name + " does not support this: " + support.reason);
     return backend;
   }
   std::string reasons;

@@ -1,6 +1,6 @@
 #pragma once
-// The ordered list of backends. The first that supports the problem wins; ATTNSPAN_BACKEND, or a name given by
-// the caller, forces one.
+// The ordered list of backends. The first that supports the problem wins; ATTNSPAN_BACKEND, or a name given
+// by the caller, forces one.
 
 #include <string>
 #include <vector>

@@ -1,0 +1,94 @@
+#include "check/run_case.hpp"
+
+#include <chrono>
+
+#include "check/compare.hpp"
+#include "check/plain.hpp"
+#include "core/problem.hpp"
+
+namespace attnspan::check {
+namespace {
+
+const Execution kReference{.backend = "reference"};
+
+// Cache formats whose decode may use int8 dot products, with their stated accuracy.
+double slack_of(const CaseSpec& spec) {
+  if (!spec.cache) return 0;
+  const auto quantised = [](KvFormat f) { return f == KvFormat::q8 || f == KvFormat::tbq4; };
+  return quantised(spec.k_format) || quantised(spec.v_format) ? 1e-3 : 0;
+}
+
+template <typename Call>
+double timed(Call call) {
+  const auto start = std::chrono::steady_clock::now();
+  call();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void take_worst(CaseResult& result, const Comparison& c) {
+  if (!c.ok && result.verdict == Verdict::pass) {
+    result.verdict = Verdict::miss;
+    result.message = c.message;
+  }
+  const double relative = c.tolerance > 0 ? c.error / c.tolerance : 0;
+  if (relative >= result.error) {
+    result.error = relative;
+    result.plain_error = c.plain;
+  }
+}
+
+void check_gaps(CaseResult& result, const char* name, const Buffer& buffer) {
+  const int64_t damaged = buffer.damaged_gaps();
+  if (damaged == 0 || result.verdict != Verdict::pass) return;
+  result.verdict = Verdict::miss;
+  result.message =
+      std::string(name) + ": " + std::to_string(damaged) + " elements outside the view were written";
+}
+
+}  // namespace
+
+CaseResult run_forward(const Case& c, const Execution& execution) {
+  const Case::ForwardOutputs expected = c.forward_outputs(), plain = c.forward_outputs(),
+                             found = c.forward_outputs();
+  const ForwardArgs args = c.forward_args(found);
+  CaseResult result;
+  if (const Support support = supports(args, execution.backend); !support) {
+    return {Verdict::unsupported, support.reason};
+  }
+  forward(c.forward_args(expected), kReference);
+  plain_forward(make_problem(c.forward_args(plain)));
+  result.seconds = timed([&] { forward(args, execution); });
+  take_worst(result, compare("out", found.out, expected.out, plain.out, c.spec().dtype, slack_of(c.spec())));
+  take_worst(result, compare("lse", found.lse, expected.lse, plain.lse, DType::f32, slack_of(c.spec())));
+  check_gaps(result, "out", found.out);
+  check_gaps(result, "lse", found.lse);
+  return result;
+}
+
+CaseResult run_backward(const Case& c, const Execution& execution) {
+  const Case::ForwardOutputs kept = c.forward_outputs();
+  forward(c.forward_args(kept), kReference);
+  const Case::BackwardOutputs expected = c.backward_outputs(), plain = c.backward_outputs(),
+                              found = c.backward_outputs();
+  const BackwardArgs args = c.backward_args(kept, found);
+  CaseResult result;
+  if (const Support support = supports(args, execution.backend); !support) {
+    return {Verdict::unsupported, support.reason};
+  }
+  backward(c.backward_args(kept, expected), kReference);
+  plain_backward(make_problem(c.backward_args(kept, plain)));
+  result.seconds = timed([&] { backward(args, execution); });
+  const DType dtype = c.spec().dtype;
+  take_worst(result, compare("dq", found.dq, expected.dq, plain.dq, dtype));
+  take_worst(result, compare("dk", found.dk, expected.dk, plain.dk, dtype));
+  take_worst(result, compare("dv", found.dv, expected.dv, plain.dv, dtype));
+  if (c.spec().sinks) {
+    take_worst(result, compare("d_sinks", found.d_sinks, expected.d_sinks, plain.d_sinks, DType::f32));
+  }
+  check_gaps(result, "dq", found.dq);
+  check_gaps(result, "dk", found.dk);
+  check_gaps(result, "dv", found.dv);
+  return result;
+}
+
+}  // namespace attnspan::check

@@ -1,0 +1,63 @@
+// Every available backend over the grid of src/check. The reference itself is compared with the plain
+// implementation's yardstick too, which checks the grid and the rule.
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "check/grid.hpp"
+#include "check/run_case.hpp"
+#include "registry/registry.hpp"
+
+namespace attnspan::check {
+namespace {
+
+struct GridParam {
+  std::string phase;
+  std::string backend;
+  CaseSpec spec;
+};
+
+void PrintTo(const GridParam& param, std::ostream* os) { *os << param.spec.name << " on " << param.backend; }
+
+GridSize grid_size(const std::string& backend) {
+  const char* all = std::getenv("ATTNSPAN_TEST_ALL");
+  if (all != nullptr && *all == '1') return GridSize::all;
+  // Devices that may be emulated on this machine get fewer, smaller problems.
+  return backend == "webgpu" || backend == "metal" ? GridSize::small : GridSize::standard;
+}
+
+std::vector<GridParam> params() {
+  std::vector<GridParam> list;
+  for (const RegisteredBackend& entry : backends()) {
+    if (entry.backend == nullptr) continue;
+    const GridSize size = grid_size(entry.name);
+    const std::pair<const char*, std::vector<CaseSpec>> phases[] = {{"forward", forward_grid(size)},
+                                                                    {"backward", backward_grid(size)},
+                                                                    {"decode", decode_grid(size)},
+                                                                    {"cache", cache_grid(size)}};
+    for (const auto& [phase, specs] : phases) {
+      for (const CaseSpec& spec : specs) list.push_back({phase, entry.name, spec});
+    }
+  }
+  return list;
+}
+
+class GridTest : public testing::TestWithParam<GridParam> {};
+
+TEST_P(GridTest, AgreesWithReference) {
+  const GridParam& param = GetParam();
+  const Case c(param.spec);
+  Execution execution;
+  execution.backend = param.backend;
+  const CaseResult result =
+      param.phase == "backward" ? run_backward(c, execution) : run_forward(c, execution);
+  EXPECT_EQ(result.verdict, Verdict::pass) << param.spec.name << ": " << result.message;
+}
+
+INSTANTIATE_TEST_SUITE_P(Grid, GridTest, testing::ValuesIn(params()), [](const auto& info) {
+  return info.param.phase + "_" + info.param.backend + "_" + info.param.spec.name;
+});
+
+}  // namespace
+}  // namespace attnspan::check
