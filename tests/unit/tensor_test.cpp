@@ -6,7 +6,7 @@ namespace attnspan {
 namespace {
 
 TEST(Tensor, LayoutsAreStridesOverTheSameShape) {
-  float data[2 * 3 * 4 * 5];
+  float data[2 * 3 * 4 * 5] = {};
   const Tensor a = bshd(data, DType::f32, 2, 3, 4, 5);
   const Tensor b = bhsd(data, DType::f32, 2, 3, 4, 5);
   EXPECT_EQ(a.shape, b.shape);
