@@ -1,6 +1,7 @@
 #include "cpu/backend.hpp"
 
 #include "cpu/forward.hpp"
+#include "cpu/merge.hpp"
 #include "cpu/parallel.hpp"
 
 namespace attnspan::cpu {
@@ -39,8 +40,8 @@ class CpuBackend final : public Backend {
   int64_t backward(const Problem&, const Execution&) override {
     throw Error(ErrorCode::unsupported, "backend", "cpu: backward is not built yet");
   }
-  void merge(const MergeProblem&, const Execution&) override {
-    throw Error(ErrorCode::unsupported, "backend", "cpu: merge is not built yet");
+  void merge(const MergeProblem& problem, const Execution& execution) override {
+    cpu::merge(problem, execution);
   }
 };
 
