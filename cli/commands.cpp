@@ -42,8 +42,9 @@ std::vector<Command> add_commands(CLI::App& root) {
 }
 
 Command parse(CLI::App& root, const std::vector<Command>& commands, std::vector<std::string> arguments) {
+  const auto named = [&](const Command& command) { return command.app->get_name() == arguments[0]; };
   if (!arguments.empty() && !arguments[0].starts_with('-') &&
-      root.get_subcommand_no_throw(arguments[0]) == nullptr) {
+      std::none_of(commands.begin(), commands.end(), named)) {
     refuse("", "'" + arguments[0] + "'", "a subcommand; see attnspan --help");
   }
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
