@@ -24,13 +24,6 @@ class CpuBackend final : public Backend {
       return Support::no("probs would need N x N memory; the reference backend returns them");
     }
     if (problem.phase == Phase::backward) return Support::no("backward is not built yet");
-    if (problem.cache != nullptr) {
-      for (const KvFormat format : {problem.cache->key.format, problem.cache->value.format}) {
-        if (format == KvFormat::q8 || format == KvFormat::tbq4) {
-          return Support::no(std::string("no kernel for a cache in ") + name_of(format));
-        }
-      }
-    }
     return Support::yes();
   }
 

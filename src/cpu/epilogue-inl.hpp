@@ -41,17 +41,22 @@ inline int64_t replace_nonfinite(void* row, DType dtype, size_t n) {
   return replaced;
 }
 
-// Writes out and lse of the panel's rows. `row` is scratch of one padded row.
-HWY_NOINLINE int64_t store_rows(const RowBlock& block, const Panel& panel, size_t dim,
-                                float* HWY_RESTRICT row) {
+// Writes out and lse of the panel's rows; sums in the domain in which `values` are stored leave it here, once
+// a row. `row` and `rotated` are scratch of one padded row each.
+HWY_NOINLINE int64_t store_rows(const RowBlock& block, const KvSource& values, const Panel& panel,
+                                float* HWY_RESTRICT row, float* HWY_RESTRICT rotated) {
   const Problem& problem = *block.problem;
-  const size_t width = panel.width();
+  const size_t width = panel.width(), dim = values.dim();
   int64_t replaced = 0;
   for (size_t lane = 0; lane < panel.rows(); ++lane) {
     const int64_t stacked = panel.begin + static_cast<int64_t>(lane);
     float lse = 0;
     const float factor = finish_state(block, stacked, panel.row_max[lane], panel.row_sum[lane], lse);
-    for (size_t i = 0; i < dim; ++i) row[i] = factor == 0 ? 0.0F : factor * panel.out[i * width + lane];
+    float* sums = values.rotated() ? rotated : row;
+    for (size_t i = 0; i < values.stored_dim(); ++i) {
+      sums[i] = factor == 0 ? 0.0F : factor * panel.out[i * width + lane];
+    }
+    if (values.rotated()) values.leave_domain(rotated, row);
     void* to =
         static_cast<char*>(problem.out.data) + block.index(problem.out, stacked) * size_of(problem.dtype);
     row_from_f32(row, problem.dtype, dim, to);

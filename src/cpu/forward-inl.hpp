@@ -30,8 +30,8 @@ class ForwardBlock {
       : block_(block),
         key_source_(KvSource::keys(*block.problem, block.sequence, block.kv_head)),
         value_source_(KvSource::values(*block.problem, block.sequence, block.kv_head)),
-        head_dim_(key_source_.dim()),
-        head_dim_v_(value_source_.dim()),
+        head_dim_(key_source_.stored_dim()),
+        head_dim_v_(value_source_.stored_dim()),
         tile_(key_tile(head_dim_ + head_dim_v_)) {
     allocate();
   }
@@ -46,7 +46,7 @@ class ForwardBlock {
       }
     }
     int64_t replaced = 0;
-    for (size_t i = 0; i < panel_count_; ++i) replaced += store_rows(block_, panels_[i], head_dim_v_, row_);
+    for (size_t i = 0; i < panel_count_; ++i) replaced += store_rows(block_, value_source_, panels_[i], row_, rotated_);
     return replaced;
   }
 
@@ -61,11 +61,12 @@ class ForwardBlock {
     const size_t panels = (rows + kPanelRows - 1) / kPanelRows;
     Scratch& scratch = Scratch::of_thread();
     scratch.begin(lanes * (head_dim_ + head_dim_v_ + 2) + 4 * panels * Scratch::padded(1) +
-                  tile * (tile_row(head_dim_) + tile_row(head_dim_v_)) + tile * kPanelRows + row + 64);
+                  tile * (tile_row(head_dim_) + tile_row(head_dim_v_)) + tile * kPanelRows + 2 * row + 64);
     keys_ = scratch.take(tile * tile_row(head_dim_));
     values_ = scratch.take(tile * tile_row(head_dim_v_));
     scores_ = scratch.take(tile * kPanelRows);
     row_ = scratch.take(row);
+    rotated_ = scratch.take(row);
     for (int64_t begin = block_.begin; begin < block_.end; begin += kPanelRows) {
       add_panel(scratch, begin, std::min(begin + static_cast<int64_t>(kPanelRows), block_.end));
     }
@@ -83,8 +84,7 @@ class ForwardBlock {
     panel.out = scratch.take(head_dim_v_ * width);
     panel.row_max = scratch.take(width);
     panel.row_sum = scratch.take(width);
-    load_transposed(block_, block_.problem->query, head_dim_, query_sign(*block_.problem), panel, row_,
-                    panel.query);
+    load_queries(block_, key_source_, panel, row_, rotated_);
     std::fill(panel.out, panel.out + head_dim_v_ * width, 0.0F);
     std::fill(panel.row_max, panel.row_max + width, -kInfinity);
     std::fill(panel.row_sum, panel.row_sum + width, 0.0F);
@@ -175,12 +175,13 @@ class ForwardBlock {
 
   const RowBlock& block_;
   const KvSource key_source_, value_source_;
-  const size_t head_dim_, head_dim_v_;
+  const size_t head_dim_, head_dim_v_;  // in the stored domain
   const int64_t tile_;
   float* keys_ = nullptr;    // [tile][tile_row(head_dim)]
   float* values_ = nullptr;  // [tile][tile_row(head_dim_v)]
   float* scores_ = nullptr;  // [tile][panel width]
   float* row_ = nullptr;     // one row of query or out
+  float* rotated_ = nullptr;
   Panel panels_[kMaxPanels];
   size_t panel_count_ = 0;
 };

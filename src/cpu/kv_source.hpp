@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "core/problem.hpp"
+#include "kv/format.hpp"
 
 namespace attnspan::cpu {
 
@@ -22,16 +23,29 @@ struct RowRun {
 class KvSource {
  public:
   static KvSource keys(const Problem& problem, const Sequence& sequence, int64_t kv_head) {
-    if (problem.cache != nullptr) return {*problem.cache, problem.cache->key, sequence.batch, kv_head};
+    if (problem.cache != nullptr) return {*problem.cache, KvSide::key, sequence.batch, kv_head};
     return {problem, problem.key, problem.head_dim, sequence, kv_head};
   }
   static KvSource values(const Problem& problem, const Sequence& sequence, int64_t kv_head) {
-    if (problem.cache != nullptr) return {*problem.cache, problem.cache->value, sequence.batch, kv_head};
+    if (problem.cache != nullptr) return {*problem.cache, KvSide::value, sequence.batch, kv_head};
     return {problem, problem.value, problem.head_dim_v, sequence, kv_head};
   }
 
   KvFormat format() const { return format_; }
+  // Width of a row as the caller sees it, as it was encoded (values inside MLA keys are narrower than that)
+  // and as the kernels see it, in the format's own domain.
   size_t dim() const { return static_cast<size_t>(dim_); }
+  size_t encoded_dim() const { return static_cast<size_t>(encoded_dim_); }
+  size_t stored_dim() const { return rotated() ? stored_dim_of(encoded_dim_) : dim(); }
+  bool rotated() const { return ops_of(format_).rotated; }
+
+  // Into that domain and back. Only where rotated(); the buffers hold stored_dim() floats and do not overlap.
+  void enter_domain(const float* values, float* stored) const {
+    ops_of(format_).enter_domain(values, encoded_dim_, stored);
+  }
+  void leave_domain(const float* stored, float* values) const {
+    ops_of(format_).leave_domain(stored, encoded_dim_, values);
+  }
 
   // The keys from `key` on that lie in one page, `key_end` at most.
   RowRun run(int64_t key, int64_t key_end) const {
@@ -50,13 +64,18 @@ class KvSource {
                 : problem.dtype == DType::f16 ? KvFormat::f16
                                               : KvFormat::bf16),
         dim_(dim),
+        encoded_dim_(dim),
         codes_(static_cast<const char*>(rows.data) +
                rows.index(sequence.batch, kv_head, sequence.k_row0) * size_of(problem.dtype)),
         token_stride_(rows.row_stride * size_of(problem.dtype)) {}
 
-  KvSource(const KvView& cache, const KvRows& rows, int64_t batch, int64_t kv_head)
+  KvSource(const KvView& cache, KvSide side, int64_t batch, int64_t kv_head)
+      : KvSource(cache, rows_of(cache, side), attnspan::encoded_dim(cache, side), batch, kv_head) {}
+
+  KvSource(const KvView& cache, const KvRows& rows, int64_t encoded_dim, int64_t batch, int64_t kv_head)
       : format_(rows.format),
         dim_(rows.dim),
+        encoded_dim_(encoded_dim),
         codes_(static_cast<const char*>(rows.codes) + rows.codes_byte_offset + kv_head * rows.head_stride),
         token_stride_(rows.token_stride),
         page_stride_(rows.page_stride),
@@ -77,12 +96,15 @@ class KvSource {
     }
   }
 
+  size_t stored_dim_of(int64_t dim) const { return static_cast<size_t>(ops_of(format_).stored_dim(dim)); }
+
   static const int32_t* int32_data(const Tensor& tensor) {
     return reinterpret_cast<const int32_t*>(static_cast<const char*>(tensor.data) + tensor.byte_offset);
   }
 
   KvFormat format_;
   int64_t dim_;
+  int64_t encoded_dim_;
   const char* codes_;
   int64_t token_stride_;
   int64_t page_stride_ = 0;

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 
+#include "cpu/kv_source.hpp"
 #include "cpu/row_block.hpp"
 #include "cpu/tiles-inl.hpp"
 
@@ -44,6 +45,22 @@ HWY_INLINE void load_transposed(const RowBlock& block, const Rows& rows, size_t 
     const int64_t index = block.index(rows, panel.begin + static_cast<int64_t>(lane));
     row_to_f32(static_cast<const char*>(rows.data) + index * size_of(dtype), dtype, dim, row);
     for (size_t i = 0; i < dim; ++i) to[i * width + lane] = sign * row[i];
+  }
+}
+
+// The panel's queries, transposed, in the domain in which `keys` are stored: each row is rotated once, in
+// f32. `row` and `rotated` are scratch of one padded row each.
+HWY_INLINE void load_queries(const RowBlock& block, const KvSource& keys, const Panel& panel,
+                             float* HWY_RESTRICT row, float* HWY_RESTRICT rotated) {
+  const Problem& problem = *block.problem;
+  const float sign = query_sign(problem);
+  load_transposed(block, problem.query, keys.dim(), sign, panel, row, panel.query);
+  if (!keys.rotated()) return;
+  const size_t width = panel.width();
+  for (size_t lane = 0; lane < panel.rows(); ++lane) {
+    for (size_t i = 0; i < keys.dim(); ++i) row[i] = panel.query[i * width + lane];
+    keys.enter_domain(row, rotated);
+    for (size_t i = 0; i < keys.stored_dim(); ++i) panel.query[i * width + lane] = rotated[i];
   }
 }
 

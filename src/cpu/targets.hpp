@@ -4,7 +4,7 @@
 //   AVX3   x86 with AVX-512 (F, BW, DQ, VL): 32 registers of 16 floats
 //   AVX2   x86 with FMA: 16 registers of 8 floats
 //   NEON   every 64-bit Arm: 32 registers of 4 floats
-//   the baseline (portable vectors of 4 floats) for anything older
+//   the baseline (scalars, or portable vectors of 4 floats) for anything older
 // SVE is left out: its vector types have no size, so a block of accumulators cannot be an array, and the
 // server cores that have it issue as many NEON multiply-adds per cycle as SVE ones.
 
