@@ -159,8 +159,7 @@ HWY_INLINE void add_alibi(const RowBlock& block, const Panel& panel, int64_t key
   HWY_ALIGN float distance[kVectors * kLanes] = {};  // from the first key of the tile
   for (size_t lane = 0; lane < panel.rows(); ++lane) {
     const int64_t stacked = panel.begin + static_cast<int64_t>(lane);
-    slope[lane] =
-        slopes.data[block.sequence.batch * slopes.batch_stride + block.head(stacked)];
+    slope[lane] = slopes.data[block.sequence.batch * slopes.batch_stride + block.head(stacked)];
     distance[lane] = static_cast<float>(block.query_row(stacked) + block.sequence.rule.diagonal - key_begin);
   }
   for (int64_t key = 0; key < key_end - key_begin; ++key) {

@@ -9,3 +9,8 @@
 // server cores that have it issue as many NEON multiply-adds per cycle as SVE ones.
 
 #define HWY_DISABLED_TARGETS (~(HWY_AVX3 | HWY_AVX2 | HWY_NEON | HWY_EMU128 | HWY_SCALAR))
+
+// ATTNSPAN_CPU_TARGETS=one: what the compiler's own flags allow, and nothing else.
+#ifdef ATTNSPAN_CPU_ONE_TARGET
+#define HWY_COMPILE_ONLY_STATIC
+#endif

@@ -20,10 +20,13 @@ struct GridParam {
 
 void PrintTo(const GridParam& param, std::ostream* os) { *os << param.spec.name << " on " << param.backend; }
 
+// ATTNSPAN_TEST_GRID=small|standard|all; else standard, but small for devices that this machine may emulate.
 GridSize grid_size(const std::string& backend) {
-  const char* all = std::getenv("ATTNSPAN_TEST_ALL");
-  if (all != nullptr && *all == '1') return GridSize::all;
-  // Devices that may be emulated on this machine get fewer, smaller problems.
+  const char* asked = std::getenv("ATTNSPAN_TEST_GRID");
+  const std::string size = asked != nullptr ? asked : "";
+  if (size == "all") return GridSize::all;
+  if (size == "standard") return GridSize::standard;
+  if (size == "small") return GridSize::small;
   return backend == "webgpu" || backend == "metal" ? GridSize::small : GridSize::standard;
 }
 
