@@ -305,8 +305,8 @@ SideVector<int32_t> per_row_keys(const Tensor& tensor, const char* name, const P
 
 void set_mask(Problem& p, const AttentionOptions& o) {
   p.diagonal = o.diagonal;
-  require(std::abs(o.diagonal.value) < kUnlimited / 4, "diagonal", std::to_string(o.diagonal.value),
-          "an offset that fits a sequence");
+  require(o.diagonal.value > -kUnlimited / 4 && o.diagonal.value < kUnlimited / 4, "diagonal",
+          std::to_string(o.diagonal.value), "an offset that fits a sequence");
   p.window_left = window(o.window_left, "window_left");
   p.window_right = window(o.window_right, "window_right");
   if (o.causal) p.window_right = std::min<int64_t>(p.window_right, 0);
