@@ -12,6 +12,9 @@ namespace attnspan {
 enum class KvFormat : int32_t { f32 = 0, f16 = 1, bf16 = 2, q8 = 3, tbq4 = 4 };
 const char* name_of(KvFormat format);
 
+/// How tbq4 chooses its codes: `quality` tries nine scalings of each block, `fast` one (docs/kv-formats.md).
+enum class EncodeMode : int32_t { quality = 0, fast = 1 };
+
 /// The rows of K, or of V: row t of head h in page p starts at
 ///   codes  + p * page_stride  + h * head_stride  + t * token_stride             (bytes)
 ///   scales + p * scale_page_stride + h * scale_head_stride + t * scale_token_stride   (f16 elements)

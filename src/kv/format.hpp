@@ -15,8 +15,6 @@
 
 namespace attnspan {
 
-enum class EncodeMode { quality, fast };
-
 // Codes of a row are read and written through 16-byte vectors: rows of a cache start at multiples of this.
 inline constexpr int64_t kRowAlignment = 16;
 // The widest stored row: head dims end at 576, which is nine whole blocks of 64.
