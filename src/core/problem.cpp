@@ -28,7 +28,9 @@ template <typename T>
 const T* bare_address(const Tensor& tensor, const char* name) {
   int64_t byte_offset = 0;
   const T* data = side_address<T>(tensor, byte_offset);
-  require(byte_offset == 0, name, "byte_offset " + std::to_string(byte_offset), "0 for buffer handles");
+  if (byte_offset != 0) {
+    refuse(name, "byte_offset " + std::to_string(byte_offset), "0 for buffer handles");
+  }
   return data;
 }
 
@@ -89,8 +91,9 @@ void check_lse_like(const Tensor& tensor, const char* name, const Problem& p) {
 }
 
 void check_head_dim(int64_t dim, const char* name) {
-  require(dim >= 1 && dim <= kMaxHeadDim, name, "head dim " + std::to_string(dim),
-          "1 to " + std::to_string(kMaxHeadDim));
+  if (dim < 1 || dim > kMaxHeadDim) {
+    refuse(name, "head dim " + std::to_string(dim), "1 to " + std::to_string(kMaxHeadDim));
+  }
 }
 
 // cu_seqlens[0] = 0, never decreasing, ending at the rows of the tensor. Device arrays are trusted.
@@ -102,15 +105,21 @@ void check_cu_seqlens(const Tensor& cu, const char* name, int64_t batch, int64_t
   if (cu.device != Device::cpu) return;
   int64_t offset = 0;
   const int32_t* values = side_address<int32_t>(cu, offset);
-  require(values[0] == 0, name, "first entry " + std::to_string(values[0]), "0");
-  for (int64_t i = 0; i < batch; ++i) {
-    require(values[i + 1] >= values[i], name,
-            "entry " + std::to_string(i + 1) + " = " + std::to_string(values[i + 1]) + " after " +
-                std::to_string(values[i]),
-            "offsets that never decrease");
+  if (values[0] != 0) {
+    refuse(name, "first entry " + std::to_string(values[0]), "0");
   }
-  require(values[batch] == total, name, "last entry " + std::to_string(values[batch]),
-          std::to_string(total) + " (rows of the packed tensor)");
+  for (int64_t i = 0; i < batch; ++i) {
+    if (values[i + 1] < values[i]) {
+      refuse(name,
+             "entry " + std::to_string(i + 1) + " = " + std::to_string(values[i + 1]) + " after " +
+                 std::to_string(values[i]),
+             "offsets that never decrease");
+    }
+  }
+  if (values[batch] != total) {
+    refuse(name, "last entry " + std::to_string(values[batch]),
+           std::to_string(total) + " (rows of the packed tensor)");
+  }
 }
 
 void set_packed(Problem& p, const AttentionOptions& o, const Tensor& query, const Tensor& key) {
@@ -132,9 +141,10 @@ void set_packed(Problem& p, const AttentionOptions& o, const Tensor& query, cons
 }
 
 void check_value_head_count(const Problem& p) {
-  require(p.kv_heads >= 1 && p.heads >= 1 && p.heads % p.kv_heads == 0, "query",
-          std::to_string(p.heads) + " heads over " + std::to_string(p.kv_heads) + " KV heads",
-          "heads that are a multiple of KV heads");
+  if (p.kv_heads < 1 || p.heads < 1 || p.heads % p.kv_heads != 0) {
+    refuse("query", std::to_string(p.heads) + " heads over " + std::to_string(p.kv_heads) + " KV heads",
+           "heads that are a multiple of KV heads");
+  }
 }
 
 void set_query(Problem& p, const Tensor& query, const AttentionOptions& o) {
@@ -185,20 +195,24 @@ void check_cache_lengths(const KvView& cache) {
   const int64_t pages_of_one = cache.block_table ? cache.block_table.shape[1] : 1;
   for (int64_t b = 0; b < cache.batch; ++b) {
     const int64_t begin = first != nullptr ? first[b] : 0;
-    require(0 <= begin && begin <= seqlens[b] && seqlens[b] <= cache.max_seqlen, "cache",
-            "seqlens " + std::to_string(seqlens[b]) + " for sequence " + std::to_string(b),
-            std::to_string(begin) + " to " + std::to_string(cache.max_seqlen));
+    if (begin < 0 || seqlens[b] < begin || seqlens[b] > cache.max_seqlen) {
+      refuse("cache", "seqlens " + std::to_string(seqlens[b]) + " for sequence " + std::to_string(b),
+             std::to_string(begin) + " to " + std::to_string(cache.max_seqlen));
+    }
     const int64_t pages = (seqlens[b] - begin + cache.page_size - 1) / cache.page_size;
-    require(pages <= pages_of_one, "cache",
-            std::to_string(pages) + " pages for sequence " + std::to_string(b),
-            "at most " + std::to_string(pages_of_one) + ", the width of block_table");
+    if (pages > pages_of_one) {
+      refuse("cache", std::to_string(pages) + " pages for sequence " + std::to_string(b),
+             "at most " + std::to_string(pages_of_one) + ", the width of block_table");
+    }
     const int32_t* table = cache.block_table ? bare_address<int32_t>(cache.block_table, "cache") +
                                                    b * cache.block_table.stride[0]
                                              : nullptr;
     for (int64_t i = 0; table != nullptr && i < pages; ++i) {
-      require(0 <= table[i] && table[i] < cache.num_pages, "cache",
-              "page " + std::to_string(table[i]) + " in block_table of sequence " + std::to_string(b),
-              "0 to " + std::to_string(cache.num_pages - 1));
+      if (table[i] < 0 || table[i] >= cache.num_pages) {
+        refuse("cache",
+               "page " + std::to_string(table[i]) + " in block_table of sequence " + std::to_string(b),
+               "0 to " + std::to_string(cache.num_pages - 1));
+      }
     }
   }
 }
@@ -209,14 +223,21 @@ void set_cache(Problem& p, const KvView& cache, const AttentionOptions& o) {
                                      {o.seqused_k, "seqused_k"}}) {
     require(!tensor, name, "a tensor together with a cache", "one of the two (the cache knows its lengths)");
   }
-  require(cache.device == p.device, "cache", std::string("a cache on ") + name_of(cache.device),
-          std::string("one on ") + name_of(p.device) + ", where query is");
-  require(cache.batch == p.batch, "cache", std::to_string(cache.batch) + " sequences",
-          std::to_string(p.batch) + " (query's batch)");
-  require(cache.key.dim == p.head_dim, "cache", "key head dim " + std::to_string(cache.key.dim),
-          std::to_string(p.head_dim) + " (query's)");
+  if (cache.device != p.device) {
+    refuse("cache", std::string("a cache on ") + name_of(cache.device),
+           std::string("one on ") + name_of(p.device) + ", where query is");
+  }
+  if (cache.batch != p.batch) {
+    refuse("cache", std::to_string(cache.batch) + " sequences", std::to_string(p.batch) + " (query's batch)");
+  }
+  if (cache.key.dim != p.head_dim) {
+    refuse("cache", "key head dim " + std::to_string(cache.key.dim),
+           std::to_string(p.head_dim) + " (query's)");
+  }
   check_head_dim(cache.value.dim, "cache");
-  require(cache.page_size >= 1, "cache", "page_size " + std::to_string(cache.page_size), "1 or more");
+  if (cache.page_size < 1) {
+    refuse("cache", "page_size " + std::to_string(cache.page_size), "1 or more");
+  }
   check_cache_lengths(cache);
   p.cache = &cache;
   p.kv_heads = cache.kv_heads;
@@ -226,10 +247,12 @@ void set_cache(Problem& p, const KvView& cache, const AttentionOptions& o) {
 }
 
 void set_score(Problem& p, const AttentionOptions& o) {
-  require(std::isfinite(o.softmax_scale), "softmax_scale", std::to_string(o.softmax_scale),
-          "a finite number");
-  require(std::isfinite(o.softcap) && o.softcap >= 0, "softcap", std::to_string(o.softcap),
-          "0 (off) or a positive number");
+  if (!std::isfinite(o.softmax_scale)) {
+    refuse("softmax_scale", std::to_string(o.softmax_scale), "a finite number");
+  }
+  if (!std::isfinite(o.softcap) || o.softcap < 0) {
+    refuse("softcap", std::to_string(o.softcap), "0 (off) or a positive number");
+  }
   p.softmax_scale = o.softmax_scale != 0
                         ? o.softmax_scale
                         : static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.head_dim)));
@@ -241,9 +264,10 @@ void set_score(Problem& p, const AttentionOptions& o) {
     const int64_t full[4] = {p.batch, p.heads, p.seqlen_q, p.seqlen_k};
     int64_t stride[4];
     for (int i = 0; i < 4; ++i) {
-      require(o.bias.shape[i] == full[i] || o.bias.shape[i] == 1, "bias",
-              "extent " + std::to_string(o.bias.shape[i]) + " in dimension " + std::to_string(i),
-              std::to_string(full[i]) + " or 1");
+      if (o.bias.shape[i] != full[i] && o.bias.shape[i] != 1) {
+        refuse("bias", "extent " + std::to_string(o.bias.shape[i]) + " in dimension " + std::to_string(i),
+               std::to_string(full[i]) + " or 1");
+      }
       require(o.bias.stride[i] >= 0, "bias", "a negative stride", "strides of 0 or more");
       stride[i] = o.bias.shape[i] == 1 ? 0 : o.bias.stride[i];
     }
@@ -273,7 +297,7 @@ void set_score(Problem& p, const AttentionOptions& o) {
 }
 
 int64_t window(int64_t size, const char* name) {
-  require(size >= -1, name, std::to_string(size), "0 or more, or -1 for unlimited");
+  if (size < -1) refuse(name, std::to_string(size), "0 or more, or -1 for unlimited");
   return size == -1 ? kUnlimited : std::min(size, kUnlimited);
 }
 
@@ -294,10 +318,12 @@ SideVector<int32_t> per_row_keys(const Tensor& tensor, const char* name, const P
   for (int64_t b = 0; b < (tensor.rank == 2 ? p.batch : 1); ++b) {
     const int32_t* values = vector.data + b * vector.batch_stride;
     for (int64_t i = 1; i < p.seqlen_q; ++i) {
-      require(values[i] >= values[i - 1], name,
-              "entry " + std::to_string(i) + " = " + std::to_string(values[i]) + " after " +
-                  std::to_string(values[i - 1]),
-              "values that never decrease along the sequence");
+      if (values[i] < values[i - 1]) {
+        refuse(name,
+               "entry " + std::to_string(i) + " = " + std::to_string(values[i]) + " after " +
+                   std::to_string(values[i - 1]),
+               "values that never decrease along the sequence");
+      }
     }
   }
   return vector;
@@ -305,8 +331,9 @@ SideVector<int32_t> per_row_keys(const Tensor& tensor, const char* name, const P
 
 void set_mask(Problem& p, const AttentionOptions& o) {
   p.diagonal = o.diagonal;
-  require(o.diagonal.value > -kUnlimited / 4 && o.diagonal.value < kUnlimited / 4, "diagonal",
-          std::to_string(o.diagonal.value), "an offset that fits a sequence");
+  if (o.diagonal.value <= -kUnlimited / 4 || o.diagonal.value >= kUnlimited / 4) {
+    refuse("diagonal", std::to_string(o.diagonal.value), "an offset that fits a sequence");
+  }
   p.window_left = window(o.window_left, "window_left");
   p.window_right = window(o.window_right, "window_right");
   if (o.causal) p.window_right = std::min<int64_t>(p.window_right, 0);
@@ -319,9 +346,10 @@ void set_mask(Problem& p, const AttentionOptions& o) {
     require_rows(o.seqused_k, "seqused_k");
     p.seqused_k = bare_address<int32_t>(o.seqused_k, "seqused_k");
     for (int64_t b = 0; o.seqused_k.device == Device::cpu && b < p.batch; ++b) {
-      require(p.seqused_k[b] >= 0 && p.seqused_k[b] <= p.seqlen_k, "seqused_k",
-              std::to_string(p.seqused_k[b]) + " for sequence " + std::to_string(b),
-              "0 to seqlen_k = " + std::to_string(p.seqlen_k));
+      if (p.seqused_k[b] < 0 || p.seqused_k[b] > p.seqlen_k) {
+        refuse("seqused_k", std::to_string(p.seqused_k[b]) + " for sequence " + std::to_string(b),
+               "0 to seqlen_k = " + std::to_string(p.seqlen_k));
+      }
     }
   }
 }
