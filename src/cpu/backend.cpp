@@ -1,5 +1,6 @@
 #include "cpu/backend.hpp"
 
+#include "cpu/backward.hpp"
 #include "cpu/forward.hpp"
 #include "cpu/merge.hpp"
 #include "cpu/parallel.hpp"
@@ -23,15 +24,14 @@ class CpuBackend final : public Backend {
     if (problem.probs.data != nullptr) {
       return Support::no("probs would need N x N memory; the reference backend returns them");
     }
-    if (problem.phase == Phase::backward) return Support::no("backward is not built yet");
     return Support::yes();
   }
 
   int64_t forward(const Problem& problem, const Execution& execution) override {
     return cpu::forward(problem, execution);
   }
-  int64_t backward(const Problem&, const Execution&) override {
-    throw Error(ErrorCode::unsupported, "backend", "cpu: backward is not built yet");
+  int64_t backward(const Problem& problem, const Execution& execution) override {
+    return cpu::backward(problem, execution);
   }
   void merge(const MergeProblem& problem, const Execution& execution) override {
     cpu::merge(problem, execution);

@@ -41,10 +41,17 @@ inline int64_t replace_nonfinite(void* row, DType dtype, size_t n) {
   return replaced;
 }
 
+// Rounds a row to the dtype and stores it. Returns the number of non-finite values replaced.
+HWY_INLINE int64_t store_row(const Problem& problem, const float* HWY_RESTRICT row, size_t dim, void* to) {
+  row_from_f32(row, problem.dtype, dim, to);
+  return problem.nan_guard ? replace_nonfinite(to, problem.dtype, dim) : 0;
+}
+
 // Writes out and lse of the panel's rows; sums in the domain in which `values` are stored leave it here, once
 // a row. `row` and `rotated` are scratch of one padded row each.
-HWY_NOINLINE int64_t store_rows(const RowBlock& block, const KvSource& values, const Panel& panel,
-                                float* HWY_RESTRICT row, float* HWY_RESTRICT rotated) {
+inline HWY_NOINLINE int64_t store_rows(const RowBlock& block, const KvSource& values,
+                                       const ForwardPanel& panel, float* HWY_RESTRICT row,
+                                       float* HWY_RESTRICT rotated) {
   const Problem& problem = *block.problem;
   const size_t width = panel.width(), dim = values.dim();
   int64_t replaced = 0;
@@ -57,10 +64,7 @@ HWY_NOINLINE int64_t store_rows(const RowBlock& block, const KvSource& values, c
       sums[i] = factor == 0 ? 0.0F : factor * panel.out[i * width + lane];
     }
     if (values.rotated()) values.leave_domain(rotated, row);
-    void* to =
-        static_cast<char*>(problem.out.data) + block.index(problem.out, stacked) * size_of(problem.dtype);
-    row_from_f32(row, problem.dtype, dim, to);
-    if (problem.nan_guard) replaced += replace_nonfinite(to, problem.dtype, dim);
+    replaced += store_row(problem, row, dim, block.address(problem.out, stacked));
     if (problem.lse) static_cast<float*>(problem.lse.data)[block.index(problem.lse, stacked)] = lse;
   }
   return replaced;

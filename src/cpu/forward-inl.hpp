@@ -46,7 +46,8 @@ class ForwardBlock {
       }
     }
     int64_t replaced = 0;
-    for (size_t i = 0; i < panel_count_; ++i) replaced += store_rows(block_, value_source_, panels_[i], row_, rotated_);
+    for (size_t i = 0; i < panel_count_; ++i)
+      replaced += store_rows(block_, value_source_, panels_[i], row_, rotated_);
     return replaced;
   }
 
@@ -73,12 +74,7 @@ class ForwardBlock {
   }
 
   void add_panel(Scratch& scratch, int64_t begin, int64_t end) {
-    Panel& panel = panels_[panel_count_++];
-    panel.begin = begin;
-    panel.end = end;
-    panel.vectors = (panel.rows() + kLanes - 1) / kLanes;
-    panel.hull = block_.hull(begin, end);
-    panel.core = block_.core(begin, end);
+    ForwardPanel& panel = panels_[panel_count_++] = ForwardPanel(block_, begin, end);
     const size_t width = panel.width();
     panel.query = scratch.take(head_dim_ * width);
     panel.out = scratch.take(head_dim_v_ * width);
@@ -94,7 +90,7 @@ class ForwardBlock {
     load_tile(key_source_, key_begin, key_end, keys_, tile_row(head_dim_));
     load_tile(value_source_, key_begin, key_end, values_, tile_row(head_dim_v_));
     for (size_t i = 0; i < panel_count_; ++i) {
-      const Panel& panel = panels_[i];
+      const ForwardPanel& panel = panels_[i];
       const int64_t begin = std::max(key_begin, panel.hull.begin);
       const int64_t end = std::min(key_end, panel.hull.end);
       if (begin < end) step_of<kPanelVectors>(panel, begin, end, static_cast<size_t>(begin - key_begin));
@@ -102,7 +98,7 @@ class ForwardBlock {
   }
 
   template <size_t kVectors>
-  void step_of(const Panel& panel, int64_t begin, int64_t end, size_t first) {
+  void step_of(const ForwardPanel& panel, int64_t begin, int64_t end, size_t first) {
     if constexpr (kVectors > 1) {
       if (panel.vectors < kVectors) return step_of<kVectors - 1>(panel, begin, end, first);
     }
@@ -111,14 +107,18 @@ class ForwardBlock {
 
   // One panel against keys [begin, end), which start at row `first` of the tile.
   template <size_t kVectors>
-  HWY_NOINLINE void step(const Panel& panel, int64_t begin, int64_t end, size_t first) {
+  HWY_NOINLINE void step(const ForwardPanel& panel, int64_t begin, int64_t end, size_t first) {
     const size_t keys = static_cast<size_t>(end - begin);
     const size_t key_row = tile_row(head_dim_), value_row = tile_row(head_dim_v_);
     const size_t width = kVectors * kLanes;
     multiply<kVectors, Order::by_row>(keys, head_dim_, {keys_ + first * key_row, key_row},
                                       {panel.query, width}, scores_, width, false);
-    transform<kVectors>(block_, panel, begin, end, scores_);
-    mask<kVectors>(block_, panel, begin, end, scores_);
+    const Scores scores{scores_, width};
+    if (block_.problem->has_score_transform()) {
+      scale_and_cap<kVectors>(*block_.problem, keys, scores);
+      add_biases<kVectors>(block_, panel, begin, end, scores);
+    }
+    mask<kVectors>(block_, panel, begin, end, scores);
     online_softmax<kVectors>(panel, keys);
     multiply<kVectors, Order::by_column>(head_dim_v_, keys, {values_ + first * value_row, value_row},
                                          {scores_, width}, panel.out, width, true);
@@ -126,7 +126,7 @@ class ForwardBlock {
 
   // scores become p = exp(score - row_max); row_max, row_sum and out move to the new maximum.
   template <size_t kVectors>
-  HWY_INLINE void online_softmax(const Panel& panel, size_t keys) {
+  HWY_INLINE void online_softmax(const ForwardPanel& panel, size_t keys) {
     const F32 d;
     const float unit = score_unit(*block_.problem) * kLog2E;
     const VecF scale = hn::Set(d, unit), floor = hn::Set(d, -126.0F / unit);
@@ -163,7 +163,7 @@ class ForwardBlock {
   }
 
   template <size_t kVectors>
-  HWY_INLINE void rescale(const Panel& panel, const VecF* factor) {
+  HWY_INLINE void rescale(const ForwardPanel& panel, const VecF* factor) {
     const F32 d;
     for (size_t i = 0; i < head_dim_v_; ++i) {
       for (size_t v = 0; v < kVectors; ++v) {
@@ -182,7 +182,7 @@ class ForwardBlock {
   float* scores_ = nullptr;  // [tile][panel width]
   float* row_ = nullptr;     // one row of query or out
   float* rotated_ = nullptr;
-  Panel panels_[kMaxPanels];
+  ForwardPanel panels_[kMaxPanels];
   size_t panel_count_ = 0;
 };
 

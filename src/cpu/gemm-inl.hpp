@@ -93,6 +93,20 @@ HWY_NOINLINE void multiply(size_t m, size_t depth, Operand a, Operand b, float* 
   }
 }
 
+// C[m][columns] += A[m][depth] * B[depth][columns], both A and C by rows. B and C are padded to whole
+// vectors.
+HWY_INLINE void multiply_columns(size_t m, size_t depth, Operand a, Operand b, size_t columns,
+                                 float* HWY_RESTRICT c, size_t ldc) {
+  constexpr size_t kWidth = kPanelVectors * kLanes;
+  size_t column = 0;
+  for (; column + kWidth <= columns; column += kWidth) {
+    multiply<kPanelVectors, Order::by_row>(m, depth, a, {b.data + column, b.stride}, c + column, ldc, true);
+  }
+  for (; column < columns; column += kLanes) {
+    multiply<1, Order::by_row>(m, depth, a, {b.data + column, b.stride}, c + column, ldc, true);
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace attnspan::cpu
 HWY_AFTER_NAMESPACE();

@@ -103,8 +103,8 @@ HWY_INLINE void decode_tbq4(const uint8_t* codes, const uint16_t* norms, size_t 
     for (size_t i = start; i < start + block; i += 32) {
       const auto pairs = hn::LoadU(d8, codes + i / 2);
       const auto even = hn::And(pairs, hn::Set(d8, 15));
-      const auto odd = hn::And(hn::BitCast(d8, hn::ShiftRight<4>(hn::BitCast(hn::Full128<uint16_t>(), pairs))),
-                               hn::Set(d8, 15));
+      const auto odd = hn::And(
+          hn::BitCast(d8, hn::ShiftRight<4>(hn::BitCast(hn::Full128<uint16_t>(), pairs))), hn::Set(d8, 15));
       decode_centroids(hn::InterleaveLower(d8, even, odd), norm, to + i);
       decode_centroids(hn::InterleaveUpper(d8, even, odd), norm, to + i + 16);
     }
@@ -134,8 +134,8 @@ HWY_INLINE void decode_stored_row(const KvSource& source, const RowRun& run, int
 }
 
 // Keys [key_begin, key_end) to rows of `stride` floats.
-HWY_NOINLINE void load_tile(const KvSource& source, int64_t key_begin, int64_t key_end,
-                            float* HWY_RESTRICT to, size_t stride) {
+inline HWY_NOINLINE void load_tile(const KvSource& source, int64_t key_begin, int64_t key_end,
+                                   float* HWY_RESTRICT to, size_t stride) {
   while (key_begin < key_end) {
     const RowRun run = source.run(key_begin, key_end);
     for (int64_t i = 0; i < run.count; ++i, to += stride) decode_stored_row(source, run, i, to);

@@ -1,5 +1,5 @@
 // A panel: up to kPanelRows stacked query rows, one per lane, and what a tile of keys does to their scores
-// between QK^T and the softmax: transform, then mask. Scores are stored by key: scores[key][lane].
+// between QK^T and the softmax: transform, then mask.
 
 #if defined(ATTNSPAN_CPU_PANEL_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTNSPAN_CPU_PANEL_INL_HPP
@@ -21,16 +21,38 @@ namespace HWY_NAMESPACE {
 struct Panel {
   int64_t begin = 0;  // stacked rows [begin, end)
   int64_t end = 0;
-  size_t vectors = 0;        // of lanes in use; the lanes beyond the last row hold zeros and are never stored
-  KeySpan hull;              // keys that some row sees
-  KeySpan core;              // keys that every row sees
-  float* query = nullptr;    // [head_dim][width]
-  float* out = nullptr;      // [head_dim_v][width], not yet divided by row_sum
-  float* row_max = nullptr;  // [width], -inf while the row has met no key
-  float* row_sum = nullptr;  // [width]
+  size_t vectors = 0;      // of lanes in use; the lanes beyond the last row hold zeros and are never stored
+  KeySpan hull;            // keys that some row sees
+  KeySpan core;            // keys that every row sees
+  float* query = nullptr;  // [head_dim][width]
+
+  Panel() = default;
+  // Stacked rows [from, to) of a block, no memory yet.
+  Panel(const RowBlock& block, int64_t from, int64_t to)
+      : begin(from),
+        end(to),
+        vectors((rows() + kLanes - 1) / kLanes),
+        hull(block.hull(from, to)),
+        core(block.core(from, to)) {}
 
   size_t width() const { return vectors * kLanes; }
   size_t rows() const { return static_cast<size_t>(end - begin); }
+};
+
+// A panel and the state of its online softmax.
+struct ForwardPanel : Panel {
+  using Panel::Panel;
+  float* out = nullptr;      // [head_dim_v][width], not yet divided by row_sum
+  float* row_max = nullptr;  // [width], -inf while the row has met no key
+  float* row_sum = nullptr;  // [width]
+};
+
+// Scores of one panel, stored by key: lane l of key k is data[k * stride + l].
+struct Scores {
+  float* HWY_RESTRICT data;
+  size_t stride;
+
+  float* at(size_t key, size_t vector) const { return data + key * stride + vector * kLanes; }
 };
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -42,8 +64,7 @@ HWY_INLINE void load_transposed(const RowBlock& block, const Rows& rows, size_t 
   const size_t width = panel.width();
   if (panel.rows() < width) std::fill(to, to + dim * width, 0.0F);
   for (size_t lane = 0; lane < panel.rows(); ++lane) {
-    const int64_t index = block.index(rows, panel.begin + static_cast<int64_t>(lane));
-    row_to_f32(static_cast<const char*>(rows.data) + index * size_of(dtype), dtype, dim, row);
+    row_to_f32(block.address(rows, panel.begin + static_cast<int64_t>(lane)), dtype, dim, row);
     for (size_t i = 0; i < dim; ++i) to[i * width + lane] = sign * row[i];
   }
 }
@@ -83,13 +104,13 @@ HWY_INLINE void lane_spans(const RowBlock& block, const Panel& panel, int64_t ke
 // Scores of keys that a lane does not see become -inf: keys [from, to) of the tile, relative to its first
 // key.
 template <size_t kVectors>
-HWY_INLINE void mask_keys(const LaneSpans& spans, int64_t from, int64_t to, float* HWY_RESTRICT scores) {
+HWY_INLINE void mask_keys(const LaneSpans& spans, int64_t from, int64_t to, Scores scores) {
   const F32 d;
   const I32 di;
   for (int64_t key = from; key < to; ++key) {
     const VecI position = hn::Set(di, static_cast<int32_t>(key));
     for (size_t v = 0; v < kVectors; ++v) {
-      float* score = scores + (static_cast<size_t>(key) * kVectors + v) * kLanes;
+      float* score = scores.at(static_cast<size_t>(key), v);
       const auto before_end = hn::Lt(position, hn::Load(di, spans.end + v * kLanes));
       const auto before_begin = hn::Lt(position, hn::Load(di, spans.begin + v * kLanes));
       const auto seen = hn::RebindMask(d, hn::AndNot(before_begin, before_end));
@@ -101,7 +122,7 @@ HWY_INLINE void mask_keys(const LaneSpans& spans, int64_t from, int64_t to, floa
 // Only the keys outside the core can be unseen by a lane: nothing runs for the others.
 template <size_t kVectors>
 HWY_INLINE void mask(const RowBlock& block, const Panel& panel, int64_t key_begin, int64_t key_end,
-                     float* HWY_RESTRICT scores) {
+                     Scores scores) {
   const int64_t inside_begin = std::clamp(panel.core.begin, key_begin, key_end);
   const int64_t inside_end = std::clamp(panel.core.end, inside_begin, key_end);
   if (inside_begin == key_begin && inside_end == key_end) return;
@@ -113,36 +134,32 @@ HWY_INLINE void mask(const RowBlock& block, const Panel& panel, int64_t key_begi
 
 // score = cap * tanh(scale / cap * score), or scale * score without a cap: natural logits from here on.
 template <size_t kVectors>
-HWY_INLINE void scale_and_cap(const Problem& problem, size_t keys, float* HWY_RESTRICT scores) {
+HWY_INLINE void scale_and_cap(const Problem& problem, size_t keys, Scores scores) {
   const F32 d;
   const float scale = query_sign(problem) * problem.softmax_scale;
-  const size_t size = keys * kVectors * kLanes;
-  if (problem.softcap == 0) {
-    const VecF factor = hn::Set(d, scale);
-    for (size_t i = 0; i < size; i += kLanes)
-      hn::Store(hn::Mul(factor, hn::Load(d, scores + i)), d, scores + i);
-    return;
-  }
+  const bool capped = problem.softcap != 0;
   const VecF cap = hn::Set(d, problem.softcap);
-  const VecF factor = hn::Set(d, scale / problem.softcap);
-  for (size_t i = 0; i < size; i += kLanes) {
-    hn::Store(hn::Mul(cap, tanh(hn::Mul(factor, hn::Load(d, scores + i)))), d, scores + i);
+  const VecF factor = hn::Set(d, capped ? scale / problem.softcap : scale);
+  for (size_t key = 0; key < keys; ++key) {
+    for (size_t v = 0; v < kVectors; ++v) {
+      float* score = scores.at(key, v);
+      const VecF x = hn::Mul(factor, hn::Load(d, score));
+      hn::Store(capped ? hn::Mul(cap, tanh(x)) : x, d, score);
+    }
   }
 }
 
 // score += bias, or -inf where the bias masks.
-template <size_t kVectors>
 HWY_INLINE void add_bias(const RowBlock& block, const Panel& panel, int64_t key_begin, int64_t key_end,
-                         float* HWY_RESTRICT scores) {
+                         Scores scores) {
   const Bias& bias = block.problem->bias;
-  constexpr size_t kWidth = kVectors * kLanes;
   for (size_t lane = 0; lane < panel.rows(); ++lane) {
     const int64_t stacked = panel.begin + static_cast<int64_t>(lane);
     const float* row = bias.data + block.sequence.batch * bias.batch_stride +
                        block.head(stacked) * bias.head_stride + block.query_row(stacked) * bias.row_stride +
                        key_begin * bias.key_stride;
-    float* score = scores + lane;
-    for (int64_t key = 0; key < key_end - key_begin; ++key, score += kWidth) {
+    float* score = scores.data + lane;
+    for (int64_t key = 0; key < key_end - key_begin; ++key, score += scores.stride) {
       const float added = row[key * bias.key_stride];
       *score = added <= kMaskingBias ? -kInfinity : *score + added;
     }
@@ -152,7 +169,7 @@ HWY_INLINE void add_bias(const RowBlock& block, const Panel& panel, int64_t key_
 // score -= slope * |row + diagonal - key|
 template <size_t kVectors>
 HWY_INLINE void add_alibi(const RowBlock& block, const Panel& panel, int64_t key_begin, int64_t key_end,
-                          float* HWY_RESTRICT scores) {
+                          Scores scores) {
   const F32 d;
   const SideVector<float>& slopes = block.problem->alibi_slopes;
   HWY_ALIGN float slope[kVectors * kLanes] = {};
@@ -165,20 +182,19 @@ HWY_INLINE void add_alibi(const RowBlock& block, const Panel& panel, int64_t key
   for (int64_t key = 0; key < key_end - key_begin; ++key) {
     const VecF position = hn::Set(d, static_cast<float>(key));
     for (size_t v = 0; v < kVectors; ++v) {
-      float* score = scores + (static_cast<size_t>(key) * kVectors + v) * kLanes;
+      float* score = scores.at(static_cast<size_t>(key), v);
       const VecF gap = hn::Abs(hn::Sub(hn::Load(d, distance + v * kLanes), position));
       hn::Store(hn::NegMulAdd(hn::Load(d, slope + v * kLanes), gap, hn::Load(d, score)), d, score);
     }
   }
 }
 
+// What is added to a capped score.
 template <size_t kVectors>
-HWY_INLINE void transform(const RowBlock& block, const Panel& panel, int64_t key_begin, int64_t key_end,
-                          float* HWY_RESTRICT scores) {
+HWY_INLINE void add_biases(const RowBlock& block, const Panel& panel, int64_t key_begin, int64_t key_end,
+                           Scores scores) {
   const Problem& problem = *block.problem;
-  if (!problem.has_score_transform()) return;
-  scale_and_cap<kVectors>(problem, static_cast<size_t>(key_end - key_begin), scores);
-  if (problem.bias.data != nullptr) add_bias<kVectors>(block, panel, key_begin, key_end, scores);
+  if (problem.bias.data != nullptr) add_bias(block, panel, key_begin, key_end, scores);
   if (problem.alibi_slopes) add_alibi<kVectors>(block, panel, key_begin, key_end, scores);
 }
 

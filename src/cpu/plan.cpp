@@ -25,6 +25,17 @@ int64_t cost(const RowBlock& block) {
   return (block.end - block.begin) * (1 + block.hull(block.begin, block.end).size());
 }
 
+// Chunks of a sequence in backward. Chunks of one KV head each gather dk and dv of their own, so they are cut
+// no finer than it takes to give a sequence 32 of them in all, and hold at least 1024 rows: summing a chunk
+// costs 1 addition per 5 * 1024 FMAs.
+constexpr int64_t kChunksPerSequence = 32, kMinChunkRows = 1024;
+
+int64_t chunk_rows(const Problem& problem, int64_t rows) {
+  const int64_t chunks = std::clamp<int64_t>(kChunksPerSequence / problem.kv_heads, 1,
+                                             std::max<int64_t>(rows / kMinChunkRows, 1));
+  return std::max<int64_t>((rows + chunks - 1) / chunks, 1);
+}
+
 }  // namespace
 
 std::vector<RowBlock> plan_row_blocks(const Problem& problem, int64_t panel_rows) {
@@ -42,6 +53,24 @@ std::vector<RowBlock> plan_row_blocks(const Problem& problem, int64_t panel_rows
   std::stable_sort(blocks.begin(), blocks.end(),
                    [](const RowBlock& a, const RowBlock& b) { return cost(a) > cost(b); });
   return blocks;
+}
+
+std::vector<KeyGradientSum> plan_key_gradients(const Problem& problem) {
+  std::vector<KeyGradientSum> sums(static_cast<size_t>(problem.batch * problem.kv_heads));
+  for (size_t i = 0; i < sums.size(); ++i) {
+    KeyGradientSum& sum = sums[i];
+    sum.problem = &problem;
+    sum.sequence = sequence(problem, static_cast<int64_t>(i) / problem.kv_heads);
+    sum.kv_head = static_cast<int64_t>(i) % problem.kv_heads;
+    const int64_t rows = sum.sequence.seqlen_q * problem.group();
+    const int64_t step = chunk_rows(problem, rows);
+    for (int64_t begin = 0; begin == 0 || begin < rows; begin += step) {
+      sum.chunks.push_back({&problem, sum.sequence, sum.kv_head, begin, std::min(begin + step, rows)});
+    }
+    sum.parts.resize(sum.chunks.size());
+    sum.unfinished = static_cast<int64_t>(sum.chunks.size());
+  }
+  return sums;
 }
 
 }  // namespace attnspan::cpu

@@ -30,6 +30,10 @@ struct RowBlock {
   int64_t index(const Rows& rows, int64_t stacked) const {
     return rows.index(sequence.batch, head(stacked), sequence.q_row0 + query_row(stacked));
   }
+  // Where the row lies in a query-side tensor.
+  char* address(const Rows& rows, int64_t stacked) const {
+    return static_cast<char*>(rows.data) + index(rows, stacked) * size_of(problem->dtype);
+  }
 };
 
 // Score units: kernels keep raw products query . key, so that differences from the maximum are exact for huge

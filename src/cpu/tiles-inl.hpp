@@ -40,6 +40,12 @@ inline constexpr size_t kMicroRows = 4, kPanelVectors = 2;
 // Query rows that share a panel: one lane each.
 inline constexpr size_t kPanelRows = kPanelVectors * kLanes;
 
+// Rows of a block and keys of a tile in backward. dk and dv are loaded and stored once per 64 steps of depth
+// (2 / 64 of the FMAs' time); p and ds of a tile take 2 x 32 KiB, and with keys, values, query, dout, their
+// transposes and the touched part of the sums about half a MiB of the second cache at head_dim 128.
+inline constexpr size_t kBackwardRows = 64, kBackwardKeys = 128;
+static_assert(kBackwardRows % kPanelRows == 0);
+
 }  // namespace HWY_NAMESPACE
 }  // namespace attnspan::cpu
 HWY_AFTER_NAMESPACE();

@@ -24,13 +24,14 @@ void PrintTo(const Param& param, std::ostream* os) {
 std::vector<Param> params() {
   std::vector<Param> list;
   for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
-    for (const char* phase : {"forward", "decode", "cache"}) list.push_back({target, phase});
+    for (const char* phase : {"forward", "backward", "decode", "cache"}) list.push_back({target, phase});
   }
   return list;
 }
 
 std::vector<CaseSpec> cases_of(const std::string& phase) {
   if (phase == "forward") return forward_grid(GridSize::small);
+  if (phase == "backward") return backward_grid(GridSize::small);
   return phase == "decode" ? decode_grid(GridSize::small) : cache_grid(GridSize::small);
 }
 
@@ -44,9 +45,12 @@ TEST_P(TargetTest, AgreesWithReference) {
   Execution execution;
   execution.backend = "cpu";
   const std::string target = hwy::TargetName(GetParam().target);
-  ASSERT_TRUE(select_backend(Device::cpu, "cpu").description().starts_with(target + ",")) << "another target would run";
+  ASSERT_TRUE(select_backend(Device::cpu, "cpu").description().starts_with(target + ","))
+      << "another target would run";
   for (const CaseSpec& spec : cases_of(GetParam().phase)) {
-    const CaseResult result = run_forward(Case(spec), execution);
+    const Case c(spec);
+    const CaseResult result =
+        GetParam().phase == "backward" ? run_backward(c, execution) : run_forward(c, execution);
     EXPECT_EQ(result.verdict, Verdict::pass) << spec.name << ": " << result.message;
   }
 }
