@@ -1,0 +1,24 @@
+#pragma once
+// Which kernels answer a forward problem, and the scratch they need.
+
+#include "cuda/device.hpp"
+#include "cuda/forward_mma.hpp"
+#include "cuda/params.hpp"
+
+namespace attnspan::cuda {
+
+struct ForwardPlan {
+  Params params;
+  int compute = 0;  // DType of the products
+  MmaShape mma;
+  size_t partial_out_bytes = 0, partial_lse_bytes = 0;
+  Support support;
+
+  size_t scratch_bytes() const;
+};
+
+ForwardPlan plan_forward(const Problem& problem, const DeviceLimits& device);
+// Runs on the execution's stream; returns what nan_guard replaced.
+int64_t run_forward(ForwardPlan plan, const Execution& execution);
+
+}  // namespace attnspan::cuda

@@ -1,0 +1,97 @@
+#include "cuda/merge.hpp"
+
+#include "cuda/ptx.cuh"
+#include "cuda/sequence.cuh"
+
+namespace attnspan::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kMaxColumns = (576 + kThreads - 1) / kThreads;  // of one thread
+
+// One block a (row, head). Splits are summed in order: the same bits every time.
+__global__ void __launch_bounds__(kThreads) merge_splits_kernel(const __grid_constant__ Params p) {
+  const bool packed = p.cu_seqlens_q != nullptr;
+  const int64_t total = packed ? p.seqlen_q : static_cast<int64_t>(p.batch) * p.seqlen_q;
+  const int64_t at = blockIdx.x % total;
+  const int32_t head = static_cast<int32_t>(blockIdx.x / total);
+  const int64_t batch = packed ? 0 : at / p.seqlen_q, row = packed ? at : at % p.seqlen_q;
+  const int64_t split_stride = static_cast<int64_t>(p.heads) * total;
+  const int64_t first = static_cast<int64_t>(head) * total + at;
+
+  const float sink = p.sinks != nullptr ? p.sinks[head] : -INFINITY;
+  float top = sink;
+  for (int s = 0; s < p.max_splits; ++s) top = fmaxf(top, p.partial_lse[first + s * split_stride]);
+  float sum = sink == -INFINITY ? 0.0F : expf(sink - top);
+  float o[kMaxColumns] = {};
+  for (int s = 0; s < p.max_splits; ++s) {
+    const float lse = p.partial_lse[first + s * split_stride];
+    if (lse == -INFINITY) continue;  // a split without keys wrote no output
+    const float weight = expf(lse - top);
+    sum += weight;
+    const float* part = p.partial_out + (first + s * split_stride) * p.head_dim_v;
+#pragma unroll
+    for (int i = 0; i < kMaxColumns; ++i) {
+      const int c = static_cast<int>(threadIdx.x) + i * kThreads;
+      if (c < p.head_dim_v) o[i] += weight * part[c];
+    }
+  }
+  const float factor = sum > 0 ? 1.0F / sum : 0.0F;
+  const int64_t to = p.out.index(batch, head, row);
+  int replaced = 0;
+#pragma unroll
+  for (int i = 0; i < kMaxColumns; ++i) {
+    const int c = static_cast<int>(threadIdx.x) + i * kThreads;
+    if (c < p.head_dim_v) replaced += store_guarded(p.out.data, to + c, p.dtype, o[i] * factor, p.nan_guard);
+  }
+  if (replaced > 0) atomicAdd(p.replaced, static_cast<unsigned long long>(replaced));
+  if (threadIdx.x == 0 && p.lse.data != nullptr) {
+    static_cast<float*>(p.lse.data)[p.lse.index(batch, head, row)] = sum > 0 ? top + logf(sum) : -INFINITY;
+  }
+}
+
+// One warp a row. Every lane reads both lse before lane 0 writes: they may be one tensor.
+__global__ void __launch_bounds__(kThreads) merge_states_kernel(const __grid_constant__ MergeParams p) {
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
+  if (index >= static_cast<int64_t>(p.batch) * p.heads * p.rows) return;
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const int64_t row = index % p.rows, head = index / p.rows % p.heads, batch = index / p.rows / p.heads;
+  const float a = static_cast<const float*>(p.lse_a.data)[p.lse_a.index(batch, head, row)];
+  const float b = static_cast<const float*>(p.lse_b.data)[p.lse_b.index(batch, head, row)];
+  const float top = fmaxf(a, b);
+  const float weight_a = a == -INFINITY ? 0.0F : expf(a - top);
+  const float weight_b = b == -INFINITY ? 0.0F : expf(b - top);
+  const float sum = weight_a + weight_b;
+  const float factor = sum > 0 ? 1.0F / sum : 0.0F;
+  const int64_t from_a = p.out_a.index(batch, head, row), from_b = p.out_b.index(batch, head, row);
+  const int64_t to = p.out.index(batch, head, row);
+  for (int c = lane; c < p.head_dim_v; c += 32) {
+    // An empty state's output is not read into the sum: it may be anything.
+    const float value_a = weight_a > 0 ? weight_a * load_element(p.out_a.data, from_a + c, p.dtype) : 0.0F;
+    const float value_b = weight_b > 0 ? weight_b * load_element(p.out_b.data, from_b + c, p.dtype) : 0.0F;
+    store_element(p.out.data, to + c, p.dtype, (value_a + value_b) * factor);
+  }
+  __syncwarp();
+  if (lane == 0) {
+    static_cast<float*>(p.lse.data)[p.lse.index(batch, head, row)] = sum > 0 ? top + logf(sum) : -INFINITY;
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_merge_splits(const Params& p, cudaStream_t stream) {
+  const int64_t rows = p.cu_seqlens_q != nullptr ? p.seqlen_q : static_cast<int64_t>(p.batch) * p.seqlen_q;
+  if (rows * p.heads == 0) return cudaSuccess;
+  merge_splits_kernel<<<static_cast<unsigned>(rows * p.heads), kThreads, 0, stream>>>(p);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_merge_states(const MergeParams& p, cudaStream_t stream) {
+  const int64_t rows = static_cast<int64_t>(p.batch) * p.heads * p.rows;
+  if (rows == 0) return cudaSuccess;
+  const int64_t blocks = (rows + kThreads / 32 - 1) / (kThreads / 32);
+  merge_states_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(p);
+  return cudaGetLastError();
+}
+
+}  // namespace attnspan::cuda
