@@ -4,23 +4,19 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "attnspan/attention.hpp"
 #include "commands.hpp"
 #include "print.hpp"
-#include "registry/registry.hpp"
 
 namespace attnspan::cli {
 namespace {
 
 void print_json() {
   nlohmann::json report = {{"version", ATTNSPAN_VERSION}, {"backends", nlohmann::json::array()}};
-  for (const RegisteredBackend& entry : backends()) {
-    nlohmann::json row = {{"name", entry.name}, {"available", entry.backend != nullptr}};
-    if (entry.backend != nullptr) {
-      row["device"] = name_of(entry.backend->device());
-      row["description"] = entry.backend->description();
-    } else {
-      row["reason"] = entry.reason;
-    }
+  for (const BackendInfo& info : list_backends()) {
+    nlohmann::json row = {{"name", info.name}, {"available", info.available}};
+    row[info.available ? "description" : "reason"] = info.description;
+    if (info.available) row["device"] = name_of(info.device);
     report["backends"].push_back(row);
   }
   std::printf("%s\n", report.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
@@ -28,18 +24,14 @@ void print_json() {
 
 void print_table() {
   std::printf("attnspan %s\n\n", ATTNSPAN_VERSION);
-  Table table("llll", {"backend", "available", "tensors on", ""});
-  for (const RegisteredBackend& entry : backends()) {
-    if (entry.backend != nullptr) {
-      table.add(
-          {entry.name, "yes", name_of(entry.backend->device()), one_line(entry.backend->description())});
-    } else {
-      table.add({entry.name, "no", "", one_line(entry.reason)});
-    }
+  Table table("llll", {"backend", "here", "tensors on", "what, or why not"});
+  for (const BackendInfo& info : list_backends()) {
+    table.add({info.name, info.available ? "yes" : "no", info.available ? name_of(info.device) : "",
+               one_line(info.description)});
   }
   table.print();
   std::printf(
-      "\nauto takes the first available one that works where the tensors are and supports the problem.\n"
+      "\nauto takes the first one that is here, works where the tensors are and supports the problem.\n"
       "ATTNSPAN_BACKEND=NAME or --backend NAME forces one.\n");
 }
 

@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "attnspan/error.hpp"
 #include "attnspan/kv_view.hpp"
@@ -92,7 +93,7 @@ struct MergeArgs {
 
 /// How and where to run.
 struct Execution {
-  std::string backend = "auto";  ///< a name from backend_names(), or "auto": ATTNSPAN_BACKEND, else the first
+  std::string backend = "auto";  ///< a name from list_backends(), or "auto": ATTNSPAN_BACKEND, else the first
                                  ///< that supports the problem
   int threads = 0;               ///< CPU threads; 0 = all
   void* stream = nullptr;        ///< cudaStream_t of the caller; device tensors only
@@ -122,9 +123,28 @@ Result forward(const ForwardArgs& args, const Execution& execution = {});
 Result backward(const BackwardArgs& args, const Execution& execution = {});
 Result merge_states(const MergeArgs& args, const Execution& execution = {});
 
+inline constexpr int64_t kMaxDecodeRows = 16;
+
+/// One decoding step: forward() for the newest 0..kMaxDecodeRows positions of each sequence over a KV cache
+/// that already holds their keys. query `[batch, rows, heads, head_dim]`, out `[batch, rows, heads,
+/// head_dim_v]`, lse f32 `[batch, heads, rows]` or not given. The default diagonal (bottom-right) makes the
+/// last row the newest position; with more than one row set options.causal, or a tree mask as options.bias.
+/// More rows are a chunk of a prefill: call forward() with args.cache.
+Result decode(const Tensor& query, const KvView& cache, const Tensor& out, const Tensor& lse = {},
+              const AttentionOptions& options = {}, const Execution& execution = {});
+
 /// The answer for exactly these arguments on the named backend. Invalid arguments throw Error.
 Support supports(const ForwardArgs& args, const std::string& backend);
 Support supports(const BackwardArgs& args, const std::string& backend);
+
+/// What this machine and build offer, in the order in which "auto" tries them.
+struct BackendInfo {
+  std::string name;
+  bool available = false;
+  Device device = Device::cpu;  ///< where its tensors live
+  std::string description;      ///< device and instruction set; why not, if it is not available
+};
+std::vector<BackendInfo> list_backends();
 
 /// Scratch bytes that a call needs on its device (0 on the CPU).
 size_t workspace_bytes(const ForwardArgs& args, const Execution& execution = {});

@@ -4,6 +4,7 @@
 #include "core/merge_problem.hpp"
 #include "core/problem.hpp"
 #include "core/staging.hpp"
+#include "core/validation.hpp"
 #include "registry/registry.hpp"
 
 namespace attnspan {
@@ -69,6 +70,31 @@ Result merge_states(const MergeArgs& args, const Execution& execution) {
   backend.merge(make_merge_problem(device_args), staged);
   staging.fetch_outputs();
   return {backend.name(), 0};
+}
+
+Result decode(const Tensor& query, const KvView& cache, const Tensor& out, const Tensor& lse,
+              const AttentionOptions& options, const Execution& execution) {
+  if (query.rank == kMaxRank) {  // make_problem refuses other ranks
+    require(query.shape[1] <= kMaxDecodeRows, "query", std::to_string(query.shape[1]) + " rows",
+            "at most " + std::to_string(kMaxDecodeRows) + "; forward() takes longer chunks");
+  }
+  ForwardArgs args;
+  args.query = query;
+  args.cache = &cache;
+  args.out = out;
+  args.lse = lse;
+  args.options = options;
+  return forward(args, execution);
+}
+
+std::vector<BackendInfo> list_backends() {
+  std::vector<BackendInfo> list;
+  for (const RegisteredBackend& entry : backends()) {
+    const Backend* backend = entry.backend;
+    list.push_back({entry.name, backend != nullptr, backend != nullptr ? backend->device() : Device::cpu,
+                    backend != nullptr ? backend->description() : entry.reason});
+  }
+  return list;
 }
 
 Support supports(const ForwardArgs& args, const std::string& backend) { return support_of(args, backend); }
