@@ -141,7 +141,8 @@ class KvCache {
   void save(const std::string& path) const;
   /// Maps a saved cache. Its pages are read in place; what is written goes to private memory, never to the
   /// file. Every page is checked. Throws Error(io) naming the file, what was found and what was expected.
-  static KvCache load(const std::string& path);
+  /// The file may be replaced while it is in use (as save does), but not changed in place.
+  static KvCache load(const std::string& path, int threads = 0);
 
  private:
   struct State;

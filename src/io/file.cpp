@@ -18,6 +18,17 @@ namespace {
   throw Error(ErrorCode::io, path, what + ": " + std::strerror(errno));
 }
 
+// So that the new name survives a loss of power too. The file is whole either way, and some file systems have
+// nothing to sync for a folder, so a failure is none of the caller's.
+void sync_folder_of(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  const int descriptor = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) return;
+  fsync(descriptor);
+  close(descriptor);
+}
+
 }  // namespace
 
 InputFile::InputFile(std::string path) : path_(std::move(path)), file_(std::fopen(path_.c_str(), "rb")) {
@@ -76,6 +87,7 @@ void OutputFile::flush() {
 void OutputFile::commit() {
   if (std::rename(beside_.c_str(), path_.c_str()) != 0) fail(path_, "cannot be written");
   beside_.clear();
+  sync_folder_of(path_);
 }
 
 }  // namespace attnspan::io
