@@ -1,10 +1,13 @@
 #include "cpu/parallel.hpp"
 
+#include <tbb/global_control.h>
+#include <tbb/info.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 
 namespace attnspan::cpu {
 
@@ -20,6 +23,10 @@ void parallel_for_each(int threads, int64_t count, const std::function<void(int6
   const auto work = [&](int) {
     for (int64_t item = next++; item < count; item = next++) run(item);
   };
+  std::optional<tbb::global_control> more;
+  if (workers > tbb::info::default_concurrency()) {  // the caller asks for more threads than cores
+    more.emplace(tbb::global_control::max_allowed_parallelism, static_cast<size_t>(workers));
+  }
   tbb::task_arena arena(workers);
   arena.execute([&] { tbb::parallel_for(0, workers, work, tbb::simple_partitioner()); });
 }
