@@ -1,0 +1,81 @@
+#include "metal/backend.hpp"
+
+#include <array>
+
+#include "metal/plan_parts.hpp"
+
+namespace attnspan::metal {
+namespace {
+
+// Scratch of one call.
+class OwnedScratch {
+ public:
+  OwnedScratch(DeviceMemory& memory, size_t bytes) : memory_(memory) {
+    if (bytes > 0) address_ = memory_.allocate(bytes);
+  }
+  ~OwnedScratch() {
+    if (address_ != nullptr) memory_.release(address_);
+  }
+  OwnedScratch(const OwnedScratch&) = delete;
+  OwnedScratch& operator=(const OwnedScratch&) = delete;
+  void* address() const { return address_; }
+
+ private:
+  DeviceMemory& memory_;
+  void* address_ = nullptr;
+};
+
+class MetalBackend final : public Backend {
+ public:
+  explicit MetalBackend(std::unique_ptr<MetalDevice> device) : device_(std::move(device)) {}
+
+  std::string name() const override { return "metal"; }
+  std::string description() const override { return device_->description(); }
+  Device device() const override { return Device::metal; }
+  DeviceMemory* memory() override { return device_.get(); }
+  Support supports(const Problem& problem) const override { return metal::supports(problem); }
+  size_t workspace_bytes(const Problem& problem, const Execution&) const override {
+    return plan_of(problem).scratch_bytes;
+  }
+
+  int64_t forward(const Problem& problem, const Execution& execution) override {
+    return run(plan_of(problem), execution);
+  }
+  int64_t backward(const Problem& problem, const Execution& execution) override {
+    return run(plan_of(problem), execution);
+  }
+  void merge(const MergeProblem& problem, const Execution&) override {
+    device_->run(plan_merge(problem), nullptr);
+  }
+
+ private:
+  static Plan plan_of(const Problem& problem) {
+    return problem.phase == Phase::forward ? plan_forward(problem) : plan_backward(problem);
+  }
+
+  // Returns how many values nan_guard replaced.
+  int64_t run(const Plan& plan, const Execution& execution) {
+    const bool given = execution.workspace != nullptr && execution.workspace_bytes >= plan.scratch_bytes;
+    const OwnedScratch owned(*device_, given ? 0 : plan.scratch_bytes);
+    void* scratch = given ? execution.workspace : owned.address();
+    if (plan.nonfinite_offset >= 0) {
+      const std::array<char, kCounterBytes> zeros{};
+      device_->upload(scratch, zeros.data(), zeros.size());
+    }
+    device_->run(plan, scratch);
+    if (plan.nonfinite_offset < 0) return 0;
+    std::array<uint32_t, kCounterBytes / 4> counters{};
+    device_->download(counters.data(), scratch, kCounterBytes);
+    return counters[static_cast<size_t>(plan.nonfinite_offset) / 4];
+  }
+
+  std::unique_ptr<MetalDevice> device_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_backend(std::unique_ptr<MetalDevice> device) {
+  return std::make_unique<MetalBackend>(std::move(device));
+}
+
+}  // namespace attnspan::metal
