@@ -1,6 +1,7 @@
 #include "cpu/backend.hpp"
 
 #include "cpu/backward.hpp"
+#include "cpu/decode.hpp"
 #include "cpu/forward.hpp"
 #include "cpu/merge.hpp"
 #include "cpu/parallel.hpp"
@@ -28,7 +29,7 @@ class CpuBackend final : public Backend {
   }
 
   int64_t forward(const Problem& problem, const Execution& execution) override {
-    return cpu::forward(problem, execution);
+    return cpu::decode(problem, execution) + cpu::forward(problem, execution);
   }
   int64_t backward(const Problem& problem, const Execution& execution) override {
     return cpu::backward(problem, execution);

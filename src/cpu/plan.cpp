@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cpu/decode.hpp"
+
 namespace attnspan::cpu {
 namespace {
 
@@ -42,6 +44,7 @@ std::vector<RowBlock> plan_row_blocks(const Problem& problem, int64_t panel_rows
   std::vector<RowBlock> blocks;
   for (int64_t batch = 0; batch < problem.batch; ++batch) {
     const Sequence seq = sequence(problem, batch);
+    if (takes_decode(problem, seq)) continue;
     const int64_t rows = seq.seqlen_q * problem.group();
     const int64_t step = block_rows(problem, seq, panel_rows);
     for (int64_t kv_head = 0; kv_head < problem.kv_heads; ++kv_head) {

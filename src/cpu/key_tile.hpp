@@ -1,0 +1,23 @@
+#pragma once
+// A tile of consecutive keys of one side of a cache or tensor as decode sees it: the address of every row and
+// its scales as f32. Rows of different pages lie side by side here, so that kernels know nothing of pages.
+
+#include <cstddef>
+
+#include "attnspan/attention.hpp"
+
+namespace attnspan::cpu {
+
+// Keys of a tile. 64 rows of 128 f16 are 16 KiB: keys and values of a tile fit the first cache together with
+// the scores. 64 also bounds the int32 sums of the tbq4 kernels (decode_tbq4-inl.hpp).
+inline constexpr size_t kTileKeys = 64;
+// q8 has the most scales a row: one for 32 values of 576.
+inline constexpr size_t kMaxRowScales = 18;
+
+struct KeyTile {
+  size_t count = 0;
+  const char* rows[kTileKeys];  // whole vectors of keys are read: those beyond count repeat the last row
+  alignas(64) float scales[kMaxRowScales * kTileKeys];  // [block][key], 0 beyond count
+};
+
+}  // namespace attnspan::cpu
