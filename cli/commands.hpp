@@ -19,6 +19,7 @@ struct Command {
 
 Command add_check(CLI::App& root);
 Command add_info(CLI::App& root);
+Command add_plan(CLI::App& root);
 Command add_run(CLI::App& root);
 
 // Declares every subcommand, in the order in which --help lists them.

@@ -3,15 +3,9 @@
 
 #include "kv/cache_file.hpp"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 
 #include "attnspan/error.hpp"
@@ -261,32 +255,6 @@ void verify_pages(const CacheFile& file, std::span<const std::byte> bytes, const
                   int threads) {
   verify_pool(file.rest_pool, bytes, "page ", name, threads);
   if (file.first_pool) verify_pool(*file.first_pool, bytes, "page of first tokens ", name, threads);
-}
-
-MappedFile::MappedFile(const std::string& path) {
-  const auto fail = [&] { refuse(path, std::string("cannot be read: ") + std::strerror(errno)); };
-  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) fail();
-  struct stat status {};
-  const bool known = fstat(descriptor, &status) == 0;
-  if (known && !S_ISREG(status.st_mode)) {
-    close(descriptor);
-    refuse(path, "is no regular file");
-  }
-  size_ = known ? status.st_size : 0;
-  void* memory = nullptr;
-  if (known && size_ > 0) {
-    // Private: what a cache writes to its pages stays in this process.
-    memory = mmap(nullptr, static_cast<size_t>(size_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE,
-                  descriptor, 0);
-  }
-  const int error = errno;
-  close(descriptor);
-  errno = error;
-  if (!known || memory == MAP_FAILED) fail();
-  if (size_ == 0) return;
-  const auto length = static_cast<size_t>(size_);
-  memory_ = {static_cast<std::byte*>(memory), [length](std::byte* address) { munmap(address, length); }};
 }
 
 }  // namespace attnspan

@@ -71,17 +71,4 @@ void verify_pages(const CacheFile& file, std::span<const std::byte> bytes, const
 
 uint64_t header_checksum(std::span<const std::byte> header);  // as stored in header_checksum
 
-// A file mapped for reading and for private writing.
-class MappedFile {
- public:
-  explicit MappedFile(const std::string& path);  // throws Error(io)
-  std::span<std::byte> bytes() const { return {memory_.get(), static_cast<size_t>(size_)}; }
-  // Keeps the mapping alive for as long as the plane is used.
-  std::shared_ptr<std::byte> plane(int64_t offset) const { return {memory_, memory_.get() + offset}; }
-
- private:
-  std::shared_ptr<std::byte> memory_;
-  int64_t size_ = 0;
-};
-
 }  // namespace attnspan

@@ -6,6 +6,7 @@
 
 #include "cpu/parallel.hpp"
 #include "io/file.hpp"
+#include "io/mapped_file.hpp"
 #include "kv/cache_file.hpp"
 #include "kv/cache_state.hpp"
 #include "kv/checksum.hpp"
@@ -189,17 +190,17 @@ void KvCache::save(const std::string& path) const {
 
 namespace {
 
-PagePool mapped_pool(const SavedPool& saved, const MappedFile& file) {
+PagePool mapped_pool(const SavedPool& saved, const io::MappedFile& file) {
   // An empty pool has no planes in the file, and a view needs addresses.
   if (saved.references.empty()) return PagePool(saved.shape);
   std::array<std::shared_ptr<std::byte>, kPlanes> planes;
   for (int plane = 0; plane < kPlanes; ++plane) {
-    if (plane_page_bytes(saved.shape, plane) != 0) planes[plane] = file.plane(saved.plane_offsets[plane]);
+    if (plane_page_bytes(saved.shape, plane) != 0) planes[plane] = file.at(saved.plane_offsets[plane]);
   }
   return PagePool(saved.shape, std::move(planes), saved.references);
 }
 
-PagedStore mapped_store(const SavedPool& pool, const MappedFile& file, int64_t origin,
+PagedStore mapped_store(const SavedPool& pool, const io::MappedFile& file, int64_t origin,
                         std::vector<SequencePages> sequences) {
   PagedStore store(mapped_pool(pool, file), origin);
   store.pool().reserve(1);
@@ -210,7 +211,7 @@ PagedStore mapped_store(const SavedPool& pool, const MappedFile& file, int64_t o
 }  // namespace
 
 KvCache KvCache::load(const std::string& path, int threads) {
-  const MappedFile mapped(path);
+  const io::MappedFile mapped(path);
   CacheFile file = parse_cache_file(mapped.bytes(), path);
   verify_pages(file, mapped.bytes(), path, threads);
   file.config.threads = threads;
