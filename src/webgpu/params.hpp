@@ -1,0 +1,47 @@
+#pragma once
+// The uniform parameters of every attention shader: `struct Params` of src/webgpu/shaders, field for field.
+
+#include <cstdint>
+
+namespace attnspan::webgpu {
+
+// Offsets and strides in bytes from the start of the binding.
+struct RowsParams {
+  uint32_t base = 0, batch = 0, head = 0, row = 0;
+};
+
+inline constexpr uint32_t kNone = 0xffffffffU;
+
+// How rows lie in memory: the constants of the shared block "formats".
+enum class Loader : uint32_t {
+  f32_vec,
+  f16_vec,
+  bf16_vec,
+  q8,
+  tbq4,
+  f32_any,
+  f16_any,
+  bf16_any,
+  runtime = 15
+};
+
+struct Params {
+  RowsParams query, key, value, key_scale, value_scale, out, lse;
+  uint32_t batch = 0, heads = 0, kv_heads = 0, group = 0;
+  uint32_t seqlen_q = 0, seqlen_k = 0, head_dim = 0, head_dim_v = 0;
+  Loader query_format{}, key_format{}, value_format{}, out_format{};
+  uint32_t diagonal_kind = 0;
+  int32_t diagonal = 0, window_left = 0, window_right = 0;
+  float softmax_scale = 1, softcap = 0;
+  uint32_t key_block = 32, value_block = 32;
+  uint32_t cu_seqlens_q = kNone, cu_seqlens_k = kNone, seqlens = kNone, seqlens_stride = 0;
+  uint32_t first_position = kNone, first_stride = 0, block_table = kNone, block_table_row = 0;
+  uint32_t block_table_column = 0, page_shift = kNone, key_start = kNone, key_start_batch = 0;
+  uint32_t key_end = kNone, key_end_batch = 0, alibi = kNone, alibi_batch = 0;
+  uint32_t sinks = kNone, bias = kNone, bias_batch = 0, bias_head = 0;
+  uint32_t bias_row = 0, bias_key = 0, splits = 1, min_split_keys = 0;
+  uint32_t out_split = 0, lse_split = 0, grid_tiles = 0, spare = 0;
+};
+static_assert(sizeof(RowsParams) == 16 && sizeof(Params) == (7 + 12) * 16);
+
+}  // namespace attnspan::webgpu
