@@ -32,8 +32,7 @@ class WebgpuBackend final : public Backend {
 
   Support supports(const Problem& problem) const override {
     if (problem.probs.data != nullptr) return Support::no("probs: only the reference keeps N x N matrices");
-    if (problem.phase == Phase::backward || problem.cache != nullptr || problem.nan_guard)
-      return Support::no("forward over dense tensors only");
+    if (problem.phase == Phase::backward || problem.nan_guard) return Support::no("forward only");
     return Support::yes();
   }
 
@@ -46,7 +45,13 @@ class WebgpuBackend final : public Backend {
     return 0;
   }
   int64_t backward(const Problem&, const Execution&) override { return 0; }
-  void merge(const MergeProblem&, const Execution&) override {}
+  void merge(const MergeProblem& problem, const Execution&) override {
+    const std::lock_guard lock(mutex_);
+    Context context{*device_, pipelines_};
+    Commands commands(*device_);
+    record_merge(context, commands, problem);
+    commands.submit();
+  }
 
  private:
   std::mutex mutex_;

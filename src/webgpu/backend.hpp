@@ -1,16 +1,35 @@
 #pragma once
+// The phases of the WebGPU backend. Each records its dispatches; the caller submits.
 
 #include "webgpu/bind.hpp"
 
 namespace attnspan::webgpu {
 
-// Everything that a phase needs.
 struct Context {
   GpuDevice& device;
   Pipelines& pipelines;
 };
 
-// Each records its dispatches; the caller submits.
 void record_forward(Context& context, Commands& commands, const Problem& problem);
+void record_merge(Context& context, Commands& commands, const MergeProblem& problem);
+
+// ---- steps that several phases use (merge.cpp)
+
+// f32 states over parts of the keys, each laid out [batch, rows, heads, width], one after the other.
+struct SplitStates {
+  BoundRows out, lse;
+  uint32_t splits = 1;
+  uint32_t out_split = 0, lse_split = 0;  // bytes from one state to the next
+  int64_t width = 0;
+};
+SplitStates make_split_states(GpuDevice& device, Commands& commands, const Problem& problem, uint32_t splits,
+                              int64_t width);
+// Joins them into out and lse; `block` != 0: rotates out back. `sinks` as a word offset into `side`.
+void merge_splits(Context& context, Commands& commands, const Problem& problem, const SplitStates& states,
+                  uint32_t block, const Binding& side, uint32_t sinks, const BoundRows& out,
+                  const BoundRows& lse);
+// The query in the domain of tbq4 keys: f32, `width` values a row.
+BoundRows rotate_query(Context& context, Commands& commands, const Problem& problem, const BoundRows& query,
+                       int64_t width, int64_t block);
 
 }  // namespace attnspan::webgpu

@@ -87,6 +87,56 @@ BoundRows bind_lse(GpuDevice& device, const Rows& rows, const Extent& extent, co
   return bind_strided(device, rows, {extent.batch, extent.heads, extent.rows, 1}, 4, name);
 }
 
+BoundRows bind_cache_rows(GpuDevice& device, const KvView& cache, const KvRows& rows, const char* name) {
+  BoundRows bound;
+  const KvFormatOps& format = ops_of(rows.format);
+  const int64_t bytes = (cache.num_pages - 1) * rows.page_stride + (cache.kv_heads - 1) * rows.head_stride +
+                        (cache.page_size - 1) * rows.token_stride + format.row_code_bytes(rows.dim);
+  if (rows.codes == nullptr || cache.num_pages == 0) return bound;
+  bound.binding = bind_bytes(device, rows.codes, static_cast<uint64_t>(rows.codes_byte_offset),
+                             static_cast<uint64_t>(bytes), name, bound.params.base);
+  bound.params.batch = static_cast<uint32_t>(used(rows.page_stride, cache.num_pages));
+  bound.params.head = static_cast<uint32_t>(used(rows.head_stride, cache.kv_heads));
+  bound.params.row = static_cast<uint32_t>(used(rows.token_stride, cache.page_size));
+  const uint32_t bits = bound.params.base | bound.params.batch | bound.params.head | bound.params.row;
+  switch (rows.format) {
+    case KvFormat::f32:
+      bound.loader = loader_of(DType::f32, bound.params, rows.dim);
+      break;
+    case KvFormat::f16:
+      bound.loader = loader_of(DType::f16, bound.params, rows.dim);
+      break;
+    case KvFormat::bf16:
+      bound.loader = loader_of(DType::bf16, bound.params, rows.dim);
+      break;
+    case KvFormat::q8:
+    case KvFormat::tbq4:
+      bound.loader = rows.format == KvFormat::q8 ? Loader::q8 : Loader::tbq4;
+      require(bits % kRowAlignment == 0, name, "rows of codes at odd addresses",
+              "strides and offsets that are multiples of " + std::to_string(kRowAlignment) + " bytes");
+      break;
+  }
+  return bound;
+}
+
+BoundRows bind_cache_scales(GpuDevice& device, const KvView& cache, const KvRows& rows, const char* name) {
+  BoundRows bound;
+  if (rows.scales == nullptr || cache.num_pages == 0) return bound;
+  const int64_t elements =
+      (cache.num_pages - 1) * rows.scale_page_stride + (cache.kv_heads - 1) * rows.scale_head_stride +
+      (cache.page_size - 1) * rows.scale_token_stride + ops_of(rows.format).row_scales(rows.dim);
+  bound.binding = bind_bytes(device, rows.scales, static_cast<uint64_t>(rows.scales_byte_offset),
+                             static_cast<uint64_t>(2 * elements), name, bound.params.base);
+  bound.params.batch = static_cast<uint32_t>(2 * used(rows.scale_page_stride, cache.num_pages));
+  bound.params.head = static_cast<uint32_t>(2 * used(rows.scale_head_stride, cache.kv_heads));
+  bound.params.row = static_cast<uint32_t>(2 * used(rows.scale_token_stride, cache.page_size));
+  return bound;
+}
+
+Loader plain_loader(DType dtype) {
+  return dtype == DType::f32 ? Loader::f32_vec : dtype == DType::f16 ? Loader::f16_vec : Loader::bf16_vec;
+}
+
 Params base_params(const Problem& problem) {
   Params p;
   p.batch = static_cast<uint32_t>(problem.batch);
@@ -131,6 +181,8 @@ Binding bind_side(GpuDevice& device, Commands& commands, const Problem& problem,
     add_tensor(cache.block_table, p.block_table);
     p.block_table_row = static_cast<uint32_t>(cache.block_table.stride[0]);
     p.block_table_column = static_cast<uint32_t>(cache.block_table.stride[1]);
+    p.page_size = static_cast<uint32_t>(cache.page_size);
+    while ((int64_t{2} << p.page_shift) <= cache.page_size) ++p.page_shift;
   }
   const auto per_batch = [&](int64_t stride, int64_t words) {
     return stride != 0 ? (batch - 1) * stride + words : words;

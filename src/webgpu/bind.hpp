@@ -30,6 +30,9 @@ BoundRows bind_lse(GpuDevice& device, const Rows& rows, const Extent& extent, co
 BoundRows bind_cache_rows(GpuDevice& device, const KvView& cache, const KvRows& rows, const char* name);
 BoundRows bind_cache_scales(GpuDevice& device, const KvView& cache, const KvRows& rows, const char* name);
 
+// How a shader writes rows of this dtype, and reads them element by element.
+Loader plain_loader(DType dtype);
+
 // Shapes, mask and score transform; the strides of tensors are filled in by their users.
 Params base_params(const Problem& problem);
 

@@ -36,12 +36,32 @@ struct Params {
   uint32_t key_block = 32, value_block = 32;
   uint32_t cu_seqlens_q = kNone, cu_seqlens_k = kNone, seqlens = kNone, seqlens_stride = 0;
   uint32_t first_position = kNone, first_stride = 0, block_table = kNone, block_table_row = 0;
-  uint32_t block_table_column = 0, page_shift = kNone, key_start = kNone, key_start_batch = 0;
+  uint32_t block_table_column = 0, page_shift = 0, key_start = kNone, key_start_batch = 0;
   uint32_t key_end = kNone, key_end_batch = 0, alibi = kNone, alibi_batch = 0;
   uint32_t sinks = kNone, bias = kNone, bias_batch = 0, bias_head = 0;
   uint32_t bias_row = 0, bias_key = 0, splits = 1, min_split_keys = 0;
-  uint32_t out_split = 0, lse_split = 0, grid_tiles = 0, spare = 0;
+  uint32_t out_split = 0, lse_split = 0, max_splits = 1, page_size = 1;
 };
+// attention_merge.wgsl: states of `a` lie a_split and lse_split bytes apart; `b` is one more, or none.
+struct MergeParams {
+  RowsParams a, lse_a, b, lse_b, out, lse;
+  uint32_t batch = 0, heads = 0, rows = 0, states_a = 1;
+  uint32_t states_b = 0, a_split = 0, lse_split = 0, width = 0;
+  uint32_t head_dim_v = 0;
+  Loader in_format{}, out_format{};
+  uint32_t block = 0;  // of the rotation of out, 0 = none
+  uint32_t sinks = kNone, grid_x = 0, spare0 = 0, spare1 = 0;
+};
+
+// rotate_query.wgsl
+struct RotateParams {
+  RowsParams query, rotated;
+  uint32_t batch = 0, heads = 0, rows = 0, head_dim = 0;
+  uint32_t width = 0, block = 0;
+  Loader in_format{};
+  uint32_t grid_x = 0;
+};
+static_assert(sizeof(MergeParams) == (6 + 4) * 16 && sizeof(RotateParams) == (2 + 2) * 16);
 static_assert(sizeof(RowsParams) == 16 && sizeof(Params) == (7 + 12) * 16);
 
 }  // namespace attnspan::webgpu

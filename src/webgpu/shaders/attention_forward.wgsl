@@ -49,7 +49,7 @@ struct Params {
   key_end: u32, key_end_batch: u32, alibi: u32, alibi_batch: u32,
   sinks: u32, bias: u32, bias_batch: u32, bias_head: u32,
   bias_row: u32, bias_key: u32, splits: u32, min_split_keys: u32,
-  out_split: u32, lse_split: u32, grid_tiles: u32, spare: u32,
+  out_split: u32, lse_split: u32, max_splits: u32, page_size: u32,
 }
 const NONE = 0xffffffffu;
 // ---- end shared
@@ -242,8 +242,10 @@ fn value_quad(row: u32, scale_row: u32, quad: u32) -> vec4<f32> {
 fn key_place(s: Sequence, position: i32) -> vec2<u32> {
   let offset = u32(position - s.key_begin);
   if (p.block_table == NONE) { return vec2<u32>(s.batch, s.k_row0 + offset); }
-  let page = side[p.block_table + s.batch * p.block_table_row + (offset >> p.page_shift) * p.block_table_column];
-  return vec2<u32>(page, offset & ((1u << p.page_shift) - 1u));
+  var page = offset >> p.page_shift;
+  if (p.page_size != (1u << p.page_shift)) { page = offset / p.page_size; }
+  let token = offset - page * p.page_size;
+  return vec2<u32>(side[p.block_table + s.batch * p.block_table_row + page * p.block_table_column], token);
 }
 fn address(rows: Rows, place: vec2<u32>, head: u32) -> u32 {
   return rows.base + place.x * rows.batch + head * rows.head + place.y * rows.row;
@@ -298,8 +300,6 @@ fn bf16_bits(x: f32) -> u32 {
   if ((bits & 0x7fffffffu) > 0x7f800000u) { return (bits >> 16u) | 0x40u; }
   return (bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u;
 }
-// ---- end shared
-
 fn narrow_bits(x: f32, format: u32) -> u32 {
   if (format == F16_VEC) { return f16_bits(x); }
   return bf16_bits(x);
@@ -311,6 +311,7 @@ fn store_half(at: u32, bits: u32) {
   atomicAnd(&out[at >> 1u], ~(0xffffu << shift));
   atomicOr(&out[at >> 1u], bits << shift);
 }
+// ---- end shared
 
 // Values d .. d + 3 (those below head_dim_v) of the row at byte `row`; d is a multiple of 4.
 fn store_quad(row: u32, d: u32, v: vec4<f32>) {
@@ -329,6 +330,18 @@ fn store_quad(row: u32, d: u32, v: vec4<f32>) {
   }
   for (var c = 0u; c < count; c++) { store_half(at + c, bits[c]); }
 }
+
+// ---- shared: split
+// The part of `keys` that split number `split` works on: whole tiles, from the length of the sequence alone.
+fn share_of(keys: vec2<i32>, split: u32, tile_keys: i32) -> vec2<i32> {
+  if (p.splits == 1u) { return keys; }
+  let length = max(keys.y - keys.x, 0);
+  let even = (length + i32(p.max_splits) - 1) / i32(p.max_splits);
+  let share = (max(even, i32(p.min_split_keys)) + tile_keys - 1) / tile_keys * tile_keys;
+  let begin = min(keys.x + i32(split) * share, max(keys.y, keys.x));
+  return vec2<i32>(begin, min(begin + share, keys.y));
+}
+// ---- end shared
 
 // ---- the steps of one tile, in the order of the equations
 
@@ -398,12 +411,7 @@ fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_in
   let last_span = span_of(b.s, last_row);
   var hull = vec2<i32>(first_span.x, last_span.y);
   let inside = vec2<i32>(last_span.x, first_span.y);
-  if (p.splits > 1u) {
-    let length = max(hull.y - hull.x, 0);
-    let share = max((length + i32(p.splits) - 1) / i32(p.splits), i32(p.min_split_keys));
-    hull.x = min(hull.x + i32(split) * share, hull.y);
-    hull.y = min(hull.x + share, hull.y);
-  }
+  hull = share_of(hull, split, i32(TILE_KEYS));
   var spans: array<vec2<i32>, 4>;
   for (var i = 0u; i < 4u; i++) { spans[i] = span_of(b.s, min(b.row0 + i32(4u * ty + i), last_row)); }
 
