@@ -28,6 +28,7 @@ const DeviceLimits& current_device() {
   limits.minor = properties.minor;
   limits.multiprocessors = properties.multiProcessorCount;
   limits.shared_bytes = properties.sharedMemPerBlockOptin;
+  limits.l2_bytes = properties.l2CacheSize;
   return known.emplace(ordinal, limits).first->second;
 }
 

@@ -17,6 +17,7 @@ struct DeviceLimits {
   int major = 0, minor = 0;
   int multiprocessors = 0;
   size_t shared_bytes = 0;  // that one block may ask for
+  int64_t l2_bytes = 0;
 };
 // Of the calling thread's current device. Read once per device.
 const DeviceLimits& current_device();

@@ -51,6 +51,7 @@ void plan_decode(ForwardPlan& plan, const DeviceLimits& device) {
 
 size_t ForwardPlan::scratch_bytes() const {
   return scratch_size(partial_out_bytes) + scratch_size(partial_lse_bytes) +
+         (sm90.needs_counter ? scratch_size(sizeof(uint32_t)) : 0) +
          (params.nan_guard ? scratch_size(sizeof(unsigned long long)) : 0);
 }
 
@@ -65,6 +66,9 @@ ForwardPlan plan_forward(const Problem& problem, const DeviceLimits& device) {
     return plan;
   }
   plan_decode(plan, device);
+  if (plan.params.max_splits == 1) {
+    plan.sm90 = plan_forward_sm90(plan.params, device.major, device.multiprocessors, device.l2_bytes);
+  }
   return plan;
 }
 
@@ -78,7 +82,16 @@ int64_t run_forward(ForwardPlan plan, const Execution& execution) {
   }
   NanGuard guard(p.nan_guard, scratch, stream);
   p.replaced = guard.counter();
-  check(launch_forward_mma(p, plan.compute, plan.mma, stream), "launching the forward kernel");
+  if (plan.sm90.ok) {
+    if (plan.sm90.needs_counter) {
+      plan.sm90.schedule.next = static_cast<uint32_t*>(scratch.take(sizeof(uint32_t)));
+      check(cudaMemsetAsync(plan.sm90.schedule.next, 0, sizeof(uint32_t), stream),
+            "clearing the tile counter");
+    }
+    check(launch_forward_sm90(p, plan.sm90, stream), "launching the Hopper forward kernel");
+    return guard.replaced();
+  }
+  check(launch_forward_mma(p, plan.compute, plan.mma, stream), "launching the portable forward kernel");
   if (p.max_splits > 1) check(launch_merge_splits(p, stream), "launching the merge of splits");
   return guard.replaced();
 }

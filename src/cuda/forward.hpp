@@ -3,6 +3,7 @@
 
 #include "cuda/device.hpp"
 #include "cuda/forward_mma.hpp"
+#include "cuda/forward_sm90.hpp"
 #include "cuda/params.hpp"
 
 namespace attnspan::cuda {
@@ -10,7 +11,8 @@ namespace attnspan::cuda {
 struct ForwardPlan {
   Params params;
   int compute = 0;  // DType of the products
-  MmaShape mma;
+  Sm90Plan sm90;    // used where ok
+  MmaShape mma;     // otherwise
   size_t partial_out_bytes = 0, partial_lse_bytes = 0;
   Support support;
 

@@ -41,7 +41,7 @@ __device__ inline MmaBlock find_block(const Params& p, const MmaShape& shape, in
   index /= p.kv_heads;
   // The last tiles of a causal problem are the longest: they start first.
   if (p.cu_seqlens_q == nullptr) index = gridDim.x / shape.chunks / p.max_splits / p.kv_heads - 1 - index;
-  const RowTile at = locate_tile(p, tile_rows, index);
+  const RowTile at = locate_tile(p, tile_rows, p.group, index);
   if (at.batch < 0) return b;
   b.s = sequence_of(p, at.batch);
   b.row0 = at.tile * tile_rows;
@@ -225,7 +225,8 @@ namespace detail {
 template <typename T, int kColumns, int kKeys>
 cudaError_t launch(const Params& p, const MmaShape& shape, cudaStream_t stream) {
   const int threads = shape.warps * 32;
-  const int64_t blocks = max_row_tiles(p, shape.warps * 16) * p.kv_heads * p.max_splits * shape.chunks;
+  const int64_t blocks =
+      max_row_tiles(p, shape.warps * 16, p.group) * p.kv_heads * p.max_splits * shape.chunks;
   if (blocks == 0) return cudaSuccess;
   const auto kernel = forward_mma_kernel<T, kColumns, kKeys>;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -88,6 +88,13 @@ struct Params {
   unsigned long long* replaced = nullptr;  // counter of nan_guard
 };
 
+// Tiles of rows of all sequences together, at most: known on the host for packed sequences too.
+inline int64_t max_row_tiles(const Params& p, int64_t rows_per_tile, int64_t packing) {
+  const int64_t rows = static_cast<int64_t>(p.seqlen_q) * packing;
+  if (p.cu_seqlens_q == nullptr) return (rows + rows_per_tile - 1) / rows_per_tile * p.batch;
+  return rows / rows_per_tile + p.batch;  // a sequence wastes less than one tile
+}
+
 struct BackwardParams {
   Params forward;
   DeviceRows dout, dq, dk, dv, dlse;  // dense key and value lie in forward.key, forward.value

@@ -50,8 +50,9 @@ struct RowTile {
   int32_t tile = 0;
 };
 
-// All 32 lanes of a warp call it together and get the same answer.
-__device__ inline RowTile locate_tile(const Params& p, int32_t rows_per_tile, int64_t index) {
+// All 32 lanes of a warp call it together and get the same answer. packing: rows that one query row becomes.
+__device__ inline RowTile locate_tile(const Params& p, int32_t rows_per_tile, int32_t packing,
+                                      int64_t index) {
   RowTile found;
   if (p.cu_seqlens_q == nullptr) {
     found.batch = static_cast<int32_t>(index % p.batch);
@@ -62,7 +63,7 @@ __device__ inline RowTile locate_tile(const Params& p, int32_t rows_per_tile, in
   int64_t before = 0;
   for (int32_t first = 0; first < p.batch; first += 32) {
     const int32_t b = first + lane;
-    const int32_t tiles = b < p.batch ? (length_q(p, b) * p.group + rows_per_tile - 1) / rows_per_tile : 0;
+    const int32_t tiles = b < p.batch ? (length_q(p, b) * packing + rows_per_tile - 1) / rows_per_tile : 0;
     int64_t upto = tiles;
     for (int d = 1; d < 32; d *= 2) {
       const int64_t other = __shfl_up_sync(0xffffffffU, upto, d);
@@ -79,13 +80,6 @@ __device__ inline RowTile locate_tile(const Params& p, int32_t rows_per_tile, in
     before += __shfl_sync(0xffffffffU, upto, 31);
   }
   return found;
-}
-
-// Tiles of all sequences together, at most: known on the host for packed sequences too.
-inline int64_t max_row_tiles(const Params& p, int64_t rows_per_tile) {
-  const int64_t rows = static_cast<int64_t>(p.seqlen_q) * p.group;
-  if (p.cu_seqlens_q == nullptr) return (rows + rows_per_tile - 1) / rows_per_tile * p.batch;
-  return rows / rows_per_tile + p.batch;  // every sequence wastes less than one tile
 }
 
 // ---- rows of keys and values
