@@ -14,17 +14,19 @@ namespace attnspan::webgpu {
   CALL(CreateInstance)                                                                                       \
   CALL(InstanceRequestAdapter)                                                                               \
   CALL(InstanceProcessEvents)                                                                                \
-  CALL(InstanceRelease) CALL(AdapterGetInfo) CALL(AdapterInfoFreeMembers) CALL(AdapterGetLimits)             \
-      CALL(AdapterHasFeature) CALL(AdapterRequestDevice) CALL(AdapterRelease) CALL(DeviceGetQueue)           \
-          CALL(DeviceCreateBuffer) CALL(DeviceCreateShaderModule) CALL(DeviceCreateBindGroupLayout) CALL(    \
-              DeviceCreatePipelineLayout) CALL(DeviceCreateComputePipeline) CALL(DeviceCreateBindGroup)      \
-              CALL(DeviceCreateCommandEncoder) CALL(DeviceCreateQuerySet) CALL(DevicePushErrorScope) CALL(   \
-                  DevicePopErrorScope) CALL(DeviceDestroy) CALL(DeviceRelease) CALL(BufferGetSize)           \
-                  CALL(BufferMapAsync) CALL(BufferGetConstMappedRange) CALL(BufferUnmap) CALL(BufferRelease) \
-                      CALL(CommandEncoderBeginComputePass) CALL(CommandEncoderCopyBufferToBuffer)            \
-                          CALL(CommandEncoderClearBuffer) CALL(CommandEncoderResolveQuerySet)                \
-                              CALL(CommandEncoderFinish) CALL(CommandEncoderRelease)                         \
-                                  CALL(ComputePassEncoderSetPipeline) CALL(ComputePassEncoderSetBindGroup)   \
+  CALL(InstanceRelease)                                                                                      \
+  CALL(AdapterGetInfo)                                                                                       \
+  CALL(AdapterInfoFreeMembers) CALL(AdapterGetLimits) CALL(AdapterHasFeature) CALL(AdapterRequestDevice)     \
+      CALL(AdapterRelease) CALL(DeviceGetQueue) CALL(DeviceCreateBuffer) CALL(DeviceCreateShaderModule)      \
+          CALL(DeviceCreateBindGroupLayout) CALL(DeviceCreatePipelineLayout)                                 \
+              CALL(DeviceCreateComputePipeline) CALL(DeviceCreateBindGroup) CALL(DeviceCreateCommandEncoder) \
+                  CALL(DeviceCreateQuerySet) CALL(DevicePushErrorScope) CALL(DevicePopErrorScope)            \
+                      CALL(DeviceDestroy) CALL(DeviceRelease) CALL(BufferGetSize) CALL(BufferMapAsync)       \
+                          CALL(BufferGetConstMappedRange) CALL(BufferUnmap) CALL(BufferRelease) CALL(        \
+                              CommandEncoderBeginComputePass) CALL(CommandEncoderCopyBufferToBuffer)         \
+                              CALL(CommandEncoderClearBuffer) CALL(CommandEncoderResolveQuerySet)            \
+                                  CALL(CommandEncoderFinish) CALL(CommandEncoderRelease) CALL(               \
+                                      ComputePassEncoderSetPipeline) CALL(ComputePassEncoderSetBindGroup)    \
                                       CALL(ComputePassEncoderDispatchWorkgroups) CALL(ComputePassEncoderEnd) \
                                           CALL(ComputePassEncoderRelease) CALL(QueueSubmit)                  \
                                               CALL(QueueWriteBuffer) CALL(QueueOnSubmittedWorkDone)          \

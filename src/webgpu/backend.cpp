@@ -32,28 +32,30 @@ class WebgpuBackend final : public Backend {
 
   Support supports(const Problem& problem) const override {
     if (problem.probs.data != nullptr) return Support::no("probs: only the reference keeps N x N matrices");
-    if (problem.phase == Phase::backward || problem.nan_guard) return Support::no("forward only");
+    if (problem.nan_guard) return Support::no("nan_guard");
     return Support::yes();
   }
 
   int64_t forward(const Problem& problem, const Execution&) override {
-    const std::lock_guard lock(mutex_);
-    Context context{*device_, pipelines_};
-    Commands commands(*device_);
-    record_forward(context, commands, problem);
-    commands.submit();
+    run(problem, record_forward);
     return 0;
   }
-  int64_t backward(const Problem&, const Execution&) override { return 0; }
-  void merge(const MergeProblem& problem, const Execution&) override {
+  int64_t backward(const Problem& problem, const Execution&) override {
+    run(problem, record_backward);
+    return 0;
+  }
+  void merge(const MergeProblem& problem, const Execution&) override { run(problem, record_merge); }
+
+ private:
+  template <typename P>
+  void run(const P& problem, void (*record)(Context&, Commands&, const P&)) {
     const std::lock_guard lock(mutex_);
     Context context{*device_, pipelines_};
     Commands commands(*device_);
-    record_merge(context, commands, problem);
+    record(context, commands, problem);
     commands.submit();
   }
 
- private:
   std::mutex mutex_;
   std::unique_ptr<GpuDevice> device_;
   Pipelines pipelines_;

@@ -2,8 +2,12 @@
 // The phases of the WebGPU backend. Each records its dispatches; the caller submits.
 
 #include "webgpu/bind.hpp"
+#include "webgpu/tiles.hpp"
 
 namespace attnspan::webgpu {
+
+// Where one workgroup serves one row: rows beyond this many go to the grid's second dimension.
+inline constexpr uint32_t kGridWidth = 32768;
 
 struct Context {
   GpuDevice& device;
@@ -11,7 +15,11 @@ struct Context {
 };
 
 void record_forward(Context& context, Commands& commands, const Problem& problem);
+void record_backward(Context& context, Commands& commands, const Problem& problem);
 void record_merge(Context& context, Commands& commands, const MergeProblem& problem);
+
+// The first tile of the table that serves rows of `width` values within the adapter's limits.
+const ForwardTile& forward_tile(const Capabilities& capabilities, int64_t width);
 
 // ---- steps that several phases use (merge.cpp)
 

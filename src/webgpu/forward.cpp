@@ -11,17 +11,6 @@
 namespace attnspan::webgpu {
 namespace {
 
-const ForwardTile& forward_tile(const Capabilities& c, int64_t value_width) {
-  for (const ForwardTile& tile : kForwardTiles) {
-    // A CPU that plays the GPU gains nothing from large workgroups.
-    const bool fits = tile.storage_bytes() <= (c.software ? 16384 : c.workgroup_storage) &&
-                      tile.threads() <= c.workgroup_threads;
-    if (fits && value_width <= tile.value_width) return tile;
-  }
-  throw Error(ErrorCode::unsupported, "webgpu",
-              "no tile for rows of " + std::to_string(value_width) + " values within this adapter's limits");
-}
-
 Specialisation specialised(const Capabilities& c, const ForwardTile& tile, const Params& p) {
   Specialisation s{"attention_forward", "forward", "", {}};
   s.constants = {{"THREADS", tile.threads()},      {"TILE_ROWS", tile.rows},

@@ -7,8 +7,6 @@
 namespace attnspan::webgpu {
 namespace {
 
-constexpr uint32_t kGridWidth = 32768;  // rows beyond it go to the grid's second dimension
-
 // One workgroup a row.
 template <typename P>
 void dispatch_rows(Context& context, Commands& commands, const char* shader, const char* entry,

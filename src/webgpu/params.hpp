@@ -27,6 +27,7 @@ enum class Loader : uint32_t {
 
 struct Params {
   RowsParams query, key, value, key_scale, value_scale, out, lse;
+  RowsParams dout, stats;  // backward only
   uint32_t batch = 0, heads = 0, kv_heads = 0, group = 0;
   uint32_t seqlen_q = 0, seqlen_k = 0, head_dim = 0, head_dim_v = 0;
   Loader query_format{}, key_format{}, value_format{}, out_format{};
@@ -41,6 +42,8 @@ struct Params {
   uint32_t sinks = kNone, bias = kNone, bias_batch = 0, bias_head = 0;
   uint32_t bias_row = 0, bias_key = 0, splits = 1, min_split_keys = 0;
   uint32_t out_split = 0, lse_split = 0, max_splits = 1, page_size = 1;
+  Loader dout_format{};
+  uint32_t spare0 = 0, spare1 = 0, spare2 = 0;
 };
 // attention_merge.wgsl: states of `a` lie a_split and lse_split bytes apart; `b` is one more, or none.
 struct MergeParams {
@@ -53,6 +56,15 @@ struct MergeParams {
   uint32_t sinks = kNone, grid_x = 0, spare0 = 0, spare1 = 0;
 };
 
+// attention_bwd_delta.wgsl
+struct DeltaParams {
+  RowsParams out, dout, lse, dlse, stats;
+  uint32_t batch = 0, heads = 0, rows = 0, head_dim_v = 0;
+  Loader in_format{};
+  uint32_t grid_x = 0, spare0 = 0, spare1 = 0;
+};
+static_assert(sizeof(DeltaParams) == (5 + 2) * 16);
+
 // rotate_query.wgsl
 struct RotateParams {
   RowsParams query, rotated;
@@ -62,6 +74,6 @@ struct RotateParams {
   uint32_t grid_x = 0;
 };
 static_assert(sizeof(MergeParams) == (6 + 4) * 16 && sizeof(RotateParams) == (2 + 2) * 16);
-static_assert(sizeof(RowsParams) == 16 && sizeof(Params) == (7 + 12) * 16);
+static_assert(sizeof(RowsParams) == 16 && sizeof(Params) == (9 + 13) * 16);
 
 }  // namespace attnspan::webgpu

@@ -37,6 +37,7 @@ override OUT_FORMAT: u32 = 15u;
 struct Rows { base: u32, batch: u32, head: u32, row: u32 }
 struct Params {
   query: Rows, key: Rows, value: Rows, key_scale: Rows, value_scale: Rows, out: Rows, lse: Rows,
+  dout: Rows, stats: Rows,  // backward only
   batch: u32, heads: u32, kv_heads: u32, group: u32,
   seqlen_q: u32, seqlen_k: u32, head_dim: u32, head_dim_v: u32,
   query_format: u32, key_format: u32, value_format: u32, out_format: u32,
@@ -50,6 +51,7 @@ struct Params {
   sinks: u32, bias: u32, bias_batch: u32, bias_head: u32,
   bias_row: u32, bias_key: u32, splits: u32, min_split_keys: u32,
   out_split: u32, lse_split: u32, max_splits: u32, page_size: u32,
+  dout_format: u32, spare0: u32, spare1: u32, spare2: u32,
 }
 const NONE = 0xffffffffu;
 // ---- end shared
