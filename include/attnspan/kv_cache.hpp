@@ -47,6 +47,15 @@ struct KvCacheConfig {
   int threads = 0;  ///< of append; 0 = all
 };
 
+/// Formats to convert to; those not given stay.
+struct KvCacheFormats {
+  std::optional<KvFormat> key = std::nullopt;
+  std::optional<KvFormat> value = std::nullopt;
+  std::optional<KvFormat> first_key = std::nullopt;  ///< of the first tokens
+  std::optional<KvFormat> first_value = std::nullopt;
+  EncodeMode encode_mode = EncodeMode::quality;  ///< of what is encoded again and appended later
+};
+
 /// Bytes and pages, over all sequences. A shared page counts once.
 struct KvCacheMemory {
   int64_t bytes_per_token = 0;        ///< K and V of all heads, behind first_tokens
@@ -131,6 +140,10 @@ class KvCache {
   /// One decoded row of all heads: values `[kv_heads, dim]` of a stored position. For inspection and tests.
   void read_key(int64_t sequence, int64_t position, float* values) const;
   void read_value(int64_t sequence, int64_t position, float* values) const;
+
+  /// The same tokens in other formats: rows of a format that changes are decoded and encoded again, the
+  /// others keep their bytes. Shared pages stay shared. Keys and values have one format where value_is_key.
+  KvCache converted(const KvCacheFormats& formats) const;
 
   KvCacheMemory memory() const;
   /// Scales beyond f16 that were stored as 65504, since the cache was made or loaded.

@@ -50,7 +50,8 @@ RowSource row_source(const Tensor& tensor, int64_t sequence) {
           tensor.shape[token_axis + 2]};
 }
 
-// One new row of one side. Returns how many scales saturated.
+}  // namespace
+
 int64_t encode_row(PagePool& pool, PagedStore::Place place, int64_t head, KvSide side, EncodeMode mode,
                    const float* values) {
   const PoolShape& shape = pool.shape();
@@ -66,8 +67,6 @@ int64_t encode_row(PagePool& pool, PagedStore::Place place, int64_t head, KvSide
   std::fill(codes + ops.row_code_bytes(dim), codes + plane_row_bytes(shape, plane), uint8_t{0});
   return ops.encode_row(values, dim, mode, codes, scales);
 }
-
-}  // namespace
 
 void RowSource::read(int64_t token, int64_t head, float* values) const {
   const auto* base = static_cast<const std::byte*>(tensor->data) + tensor->byte_offset;

@@ -16,35 +16,6 @@ namespace {
 
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// The pages of a store that sequences use, numbered as they will lie in the file, and how many rows of each
-// belong to somebody. Rows behind those are written as zeros: what a trim left there is nobody's business,
-// and equal caches give equal files.
-struct PageOrder {
-  std::vector<int32_t> pages;    // in the pool, by number in the file
-  std::vector<int64_t> filled;   // tokens
-  std::vector<int32_t> numbers;  // in the file, by number in the pool; -1: unused
-};
-
-PageOrder order_pages(const PagedStore& store) {
-  PageOrder order;
-  order.numbers.assign(static_cast<size_t>(store.pool().capacity()), -1);
-  const int64_t page_size = store.pool().shape().page_size;
-  for (const SequencePages& sequence : store.sequences()) {
-    for (size_t i = 0; i < sequence.pages.size(); ++i) {
-      const int64_t begin = sequence.first + static_cast<int64_t>(i) * page_size;
-      const int64_t filled = std::min(page_size, sequence.length - begin);
-      int32_t& number = order.numbers[sequence.pages[i]];
-      if (number < 0) {
-        number = static_cast<int32_t>(order.pages.size());
-        order.pages.push_back(sequence.pages[i]);
-        order.filled.push_back(0);
-      }
-      order.filled[number] = std::max(order.filled[number], filled);
-    }
-  }
-  return order;
-}
-
 // One plane of one page, with zeros behind its filled rows.
 void copy_plane(const PagePool& pool, int plane, int32_t page, int64_t filled, std::vector<std::byte>& to) {
   const int64_t row_bytes = plane_row_bytes(pool.shape(), plane);

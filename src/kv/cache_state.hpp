@@ -31,6 +31,12 @@ struct AppendTarget {
   RowSource key, value;
 };
 
+// Encodes one row of one head. Returns how many scales saturated.
+int64_t encode_row(PagePool& pool, PagedStore::Place place, int64_t head, KvSide side, EncodeMode mode,
+                   const float* values);
+// Decodes one: the dim of its side.
+void decode_row(const PagePool& pool, PagedStore::Place place, int64_t head, KvSide side, float* values);
+
 struct KvCache::State {
   explicit State(const KvCacheConfig& config);  // empty sequences
   State(const KvCacheConfig& config, PagedStore rest, std::optional<PagedStore> first);
@@ -47,6 +53,9 @@ struct KvCache::State {
   void add_sequence();
   void trim(int64_t sequence, int64_t length);  // unchecked
   PagedStore& store_of(int64_t position) { return position < config.first_tokens ? *first : rest; }
+  const PagedStore& store_of(int64_t position) const {
+    return position < config.first_tokens ? *first : rest;
+  }
 
   void make_room(const std::vector<AppendTarget>& targets, int64_t tokens);
   int64_t append(const std::vector<AppendTarget>& targets, int64_t tokens);
@@ -55,7 +64,7 @@ struct KvCache::State {
   KvCacheView select(std::span<const int64_t> sequences) const;
   KvCacheView::Part part(const PagedStore& store, std::span<const int64_t> sequences,
                          int64_t max_seqlen) const;
-  void read_row(KvSide side, int64_t sequence, int64_t position, float* values);
+  void read_row(KvSide side, int64_t sequence, int64_t position, float* values) const;
 };
 
 }  // namespace attnspan

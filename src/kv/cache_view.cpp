@@ -75,26 +75,27 @@ const KvView& KvCache::view() const {
   return state_->all->view();
 }
 
-void KvCache::State::read_row(KvSide side, int64_t sequence, int64_t position, float* values) {
-  check_sequence(sequence);
-  PagedStore& store = store_of(position);
-  const SequencePages& pages = store.sequence(sequence);
-  require(pages.first <= position && position < pages.length, "position", std::to_string(position),
-          std::to_string(pages.first) + " to " + std::to_string(pages.length - 1) + ", which are stored");
-  const PagedStore::Place place = store.place(sequence, position);
-  const PoolShape& shape = store.pool().shape();
+void decode_row(const PagePool& pool, PagedStore::Place place, int64_t head, KvSide side, float* values) {
+  const PoolShape& shape = pool.shape();
   const bool from_key = side == KvSide::key || shape.value_is_key;
   const int plane = from_key ? kKeyCodes : kValueCodes;
   const int64_t encoded = from_key ? shape.key_dim : shape.value_dim;
-  const int64_t dim = side == KvSide::key ? shape.key_dim : shape.value_dim;
+  const auto* codes = reinterpret_cast<const uint8_t*>(pool.row(plane, place.page, head, place.token));
+  const auto* scales = reinterpret_cast<const uint16_t*>(pool.row(plane + 1, place.page, head, place.token));
   std::array<float, kMaxStoredDim> row;
+  decode_row(ops_of(from_key ? shape.key_format : shape.value_format), codes, scales, encoded, row.data());
+  std::copy_n(row.begin(), side == KvSide::key ? shape.key_dim : shape.value_dim, values);
+}
+
+void KvCache::State::read_row(KvSide side, int64_t sequence, int64_t position, float* values) const {
+  check_sequence(sequence);
+  const PagedStore& store = store_of(position);
+  const SequencePages& pages = store.sequence(sequence);
+  require(pages.first <= position && position < pages.length, "position", std::to_string(position),
+          std::to_string(pages.first) + " to " + std::to_string(pages.length - 1) + ", which are stored");
+  const int64_t dim = side == KvSide::key ? config.head_dim : config.head_dim_v;
   for (int64_t head = 0; head < config.kv_heads; ++head) {
-    const auto* codes =
-        reinterpret_cast<const uint8_t*>(store.pool().row(plane, place.page, head, place.token));
-    const auto* scales =
-        reinterpret_cast<const uint16_t*>(store.pool().row(plane + 1, place.page, head, place.token));
-    decode_row(ops_of(from_key ? shape.key_format : shape.value_format), codes, scales, encoded, row.data());
-    std::copy_n(row.begin(), dim, values + head * dim);
+    decode_row(store.pool(), store.place(sequence, position), head, side, values + head * dim);
   }
 }
 

@@ -69,4 +69,24 @@ PagedStore::Place PagedStore::place(int64_t sequence, int64_t position) const {
   return {pages.pages[offset / page_size()], offset % page_size()};
 }
 
+PageOrder order_pages(const PagedStore& store) {
+  PageOrder order;
+  order.numbers.assign(static_cast<size_t>(store.pool().capacity()), -1);
+  const int64_t page_size = store.pool().shape().page_size;
+  for (const SequencePages& sequence : store.sequences()) {
+    for (size_t i = 0; i < sequence.pages.size(); ++i) {
+      const int64_t begin = sequence.first + static_cast<int64_t>(i) * page_size;
+      const int64_t filled = std::min(page_size, sequence.length - begin);
+      int32_t& number = order.numbers[sequence.pages[i]];
+      if (number < 0) {
+        number = static_cast<int32_t>(order.pages.size());
+        order.pages.push_back(sequence.pages[i]);
+        order.filled.push_back(0);
+      }
+      order.filled[number] = std::max(order.filled[number], filled);
+    }
+  }
+  return order;
+}
+
 }  // namespace attnspan

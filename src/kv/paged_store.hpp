@@ -53,4 +53,14 @@ class PagedStore {
   std::vector<SequencePages> sequences_;
 };
 
+// The pages of a store that sequences use, numbered in the order in which sequences meet them, and how many
+// rows of each belong to somebody. What a trim left behind those rows is nobody's business: files and
+// conversions leave it out, so equal caches give equal files.
+struct PageOrder {
+  std::vector<int32_t> pages;    // in the pool, by number
+  std::vector<int64_t> filled;   // tokens, by number
+  std::vector<int32_t> numbers;  // by page in the pool; -1: unused
+};
+PageOrder order_pages(const PagedStore& store);
+
 }  // namespace attnspan

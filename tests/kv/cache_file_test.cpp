@@ -125,6 +125,30 @@ TEST(CacheFile, TheSameCacheComesBackAndGoesOn) {
   expect_equal(cache, loaded);
 }
 
+TEST(CacheConversion, ChangesFormatsAndKeepsTheRest) {
+  const KvCache cache = rich_cache();
+  const KvCache same = cache.converted({.encode_mode = EncodeMode::fast});
+  expect_equal(cache, same);
+  const KvCache other = cache.converted({.key = KvFormat::f32, .first_value = KvFormat::q8});
+  EXPECT_EQ(other.memory().pages_shared, cache.memory().pages_shared);
+  EXPECT_EQ(other.config().key_format, KvFormat::f32);
+  EXPECT_EQ(other.config().value_format, KvFormat::tbq4);
+  for (const int64_t s : {0, 1, 3}) {
+    ASSERT_EQ(other.seqlen(s), cache.seqlen(s));
+    for (int64_t p = 0; p < cache.seqlen(s); ++p) {
+      const bool first = p < 16;
+      if (!first && p < cache.first_position(s)) continue;
+      EXPECT_EQ(kv_test::cached_row(other, s, p, KvSide::key), kv_test::cached_row(cache, s, p, KvSide::key));
+      const std::vector<float> before = kv_test::cached_row(cache, s, p, KvSide::value);
+      const std::vector<float> after = kv_test::cached_row(other, s, p, KvSide::value);
+      for (size_t i = 0; i < before.size(); ++i) ASSERT_NEAR(after[i], before[i], first ? 0.03 : 0) << p;
+    }
+  }
+  KvCache mla({.kv_heads = 1, .head_dim = 64, .head_dim_v = 32, .value_is_key = true});
+  EXPECT_THROW(mla.converted({.value = KvFormat::q8}), Error);
+  EXPECT_EQ(mla.converted({.key = KvFormat::q8}).config().value_format, KvFormat::q8);
+}
+
 TEST(CacheFile, EqualCachesGiveEqualFiles) {
   // Whatever happened to them before, and however their pools have grown.
   const TempFolder folder;
