@@ -1,86 +1,198 @@
-// Host side of attention_forward.wgsl: dense tensors straight to out and lse; caches in splits of the keys,
-// which attention_merge.wgsl joins.
+// Host side of the forward pass: which kernel serves a problem, and how the keys are split.
+//   many rows, dense: attention_forward.wgsl straight to out and lse
+//   many rows, cache: attention_forward.wgsl over splits of the keys, joined by attention_merge.wgsl
+//   few rows:         attention_decode.wgsl over splits of the keys, joined by attention_merge.wgsl
 
 #include <algorithm>
+#include <bit>
 
 #include "kv/format.hpp"
 #include "kv/tbq4_constants.hpp"
 #include "webgpu/backend.hpp"
-#include "webgpu/tiles.hpp"
 
 namespace attnspan::webgpu {
 namespace {
 
-Specialisation specialised(const Capabilities& c, const ForwardTile& tile, const Params& p) {
+struct Operands {
+  BoundRows query, key, value, key_scale, value_scale, out, lse;
+  Binding side;
+  int64_t width = 0;           // of the stored value rows: head_dim_v, or padded where they are rotated
+  uint32_t rotated_block = 0;  // of the values; 0 = not rotated
+};
+
+constexpr const char* kBindings = "urrrrrrww";
+
+std::vector<Binding> bindings_of(const Operands& o) {
+  return {o.query.binding,       o.key.binding, o.value.binding, o.key_scale.binding,
+          o.value_scale.binding, o.side,        o.out.binding,   o.lse.binding};
+}
+
+void set_operands(Params& p, const Operands& o) {
+  p.query = o.query.params, p.key = o.key.params, p.value = o.value.params;
+  p.key_scale = o.key_scale.params, p.value_scale = o.value_scale.params;
+  p.out = o.out.params, p.lse = o.lse.params;
+  p.query_format = o.query.loader, p.key_format = o.key.loader, p.value_format = o.value.loader;
+}
+
+// On a CPU that plays the GPU formats stay parameters: compiling costs more than their branches.
+void specialise_format(const Capabilities& c, Specialisation& s, const char* name, Loader loader) {
+  if (!c.software) s.constants.emplace_back(name, static_cast<double>(loader));
+}
+
+// ---- attention_forward.wgsl
+
+void dispatch_forward(Context& context, Commands& commands, const Problem& problem, Params& p,
+                      const Operands& o) {
+  set_operands(p, o);
+  const Capabilities& c = context.device.capabilities();
+  const ForwardTile& tile = forward_tile(c, o.width);
   Specialisation s{"attention_forward", "forward", "", {}};
   s.constants = {{"THREADS", tile.threads()},      {"TILE_ROWS", tile.rows},
                  {"TILE_KEYS", tile.keys},         {"DIM_QUADS", tile.dim_quads},
                  {"VALUE_KEYS", tile.value_keys},  {"COLUMN_VECS", tile.column_vecs},
                  {"STAGE_VECS", tile.stage_vecs()}};
-  if (c.software) return s;  // formats stay parameters: compiling costs more than their branches
-  const auto constant = [&](const char* name, Loader loader) {
-    s.constants.emplace_back(name, static_cast<double>(loader));
-  };
-  constant("QUERY_FORMAT", p.query_format);
-  constant("KEY_FORMAT", p.key_format);
-  constant("VALUE_FORMAT", p.value_format);
-  constant("OUT_FORMAT", p.out_format);
-  return s;
-}
-
-struct Operands {
-  BoundRows query, key, value, key_scale, value_scale, out, lse;
-  Binding side;
-};
-
-void dispatch_forward(Context& context, Commands& commands, const Problem& problem, Params& p,
-                      const Operands& o, int64_t value_width) {
-  p.query = o.query.params, p.key = o.key.params, p.value = o.value.params;
-  p.key_scale = o.key_scale.params, p.value_scale = o.value_scale.params;
-  p.out = o.out.params, p.lse = o.lse.params;
-  p.query_format = o.query.loader, p.key_format = o.key.loader, p.value_format = o.value.loader;
-  const Capabilities& c = context.device.capabilities();
-  const ForwardTile& tile = forward_tile(c, value_width);
-  const Pipeline& pipeline = context.pipelines.get(specialised(c, tile, p), "urrrrrrww");
+  specialise_format(c, s, "QUERY_FORMAT", p.query_format);
+  specialise_format(c, s, "KEY_FORMAT", p.key_format);
+  specialise_format(c, s, "VALUE_FORMAT", p.value_format);
+  specialise_format(c, s, "OUT_FORMAT", p.out_format);
   const int64_t tiles = problem.packed() ? problem.seqlen_q / tile.rows + problem.batch
                                          : (problem.seqlen_q + tile.rows - 1) / tile.rows;
-  commands.dispatch(pipeline, &p, sizeof(p),
-                    {o.query.binding, o.key.binding, o.value.binding, o.key_scale.binding,
-                     o.value_scale.binding, o.side, o.out.binding, o.lse.binding},
+  commands.dispatch(context.pipelines.get(s, kBindings), &p, sizeof(p), bindings_of(o),
                     static_cast<uint32_t>(tiles) * p.splits, p.heads, problem.packed() ? 1 : p.batch);
 }
+
+// ---- attention_decode.wgsl
+
+// Values in a 16-byte vector of a key row.
+uint32_t values_in_vector(Loader loader) {
+  switch (loader) {
+    case Loader::f16_vec:
+    case Loader::bf16_vec:
+      return 8;
+    case Loader::q8:
+      return 16;
+    case Loader::tbq4:
+      return 32;
+    default:
+      return 4;
+  }
+}
+
+// Rows as they lie, 16 bytes at a time: whole vectors at aligned addresses.
+bool in_vectors(const BoundRows& rows, int64_t width) {
+  const RowsParams& p = rows.params;
+  const bool aligned = (p.base | p.batch | p.head | p.row) % 16 == 0;
+  switch (rows.loader) {
+    case Loader::f32_vec:
+      return aligned && width % 4 == 0;
+    case Loader::f16_vec:
+    case Loader::bf16_vec:
+      return aligned && width % 8 == 0;
+    case Loader::q8:
+    case Loader::tbq4:
+      return aligned;
+    default:
+      return false;
+  }
+}
+
+struct DecodePlan {
+  DecodeTile tile{};
+  uint32_t rows = 0;         // 0: this kernel does not serve the problem
+  uint32_t query_quads = 0;  // that the scores run over
+  uint32_t query_vecs = 0;   // kept in workgroup memory
+  uint32_t row_tiles = 0;
+};
+
+constexpr int64_t kDecodeRows = 16;  // more rows keep the tiles of attention_forward.wgsl busy
+
+DecodePlan plan_decode(const Capabilities& c, const Problem& problem, const Params& p, const Operands& o) {
+  DecodePlan plan;
+  const int64_t pairs = problem.seqlen_q * problem.group();
+  if (problem.packed() || problem.seqlen_q > kDecodeRows || pairs > 4 * kDecodeRows ||
+      o.key.binding.buffer == nullptr || !in_vectors(o.key, p.head_dim) || !in_vectors(o.value, o.width)) {
+    return plan;
+  }
+  const uint32_t per_vector = values_in_vector(o.key.loader);
+  plan.query_quads = (p.head_dim + per_vector - 1) / per_vector * per_vector / 4;
+  // One pipeline for many head dims where compiling is what costs.
+  const uint32_t kept_quads = c.software ? (plan.query_quads <= 32 ? 32 : 144) : plan.query_quads;
+  const auto wanted =
+      static_cast<uint32_t>(std::bit_ceil(static_cast<uint64_t>(std::min(pairs, kDecodeRows))));
+  const uint32_t rows = c.software ? std::max<uint32_t>(wanted, 4) : wanted;
+  for (const DecodeTile& tile : kDecodeTiles) {
+    const bool enough =
+        tile.rows >= rows || tile.storage_bytes(2 * tile.rows, kept_quads) > c.workgroup_storage;
+    const uint32_t used = std::min(tile.rows, rows);
+    if (!enough || tile.storage_bytes(used, kept_quads) > c.workgroup_storage ||
+        tile.threads > c.workgroup_threads)
+      continue;
+    plan.tile = tile;
+    plan.rows = used;
+    plan.query_vecs = used * kept_quads;
+    plan.row_tiles = static_cast<uint32_t>((pairs + used - 1) / used);
+    return plan;
+  }
+  return plan;
+}
+
+void dispatch_decode(Context& context, Commands& commands, const Problem& problem, Params& p,
+                     const Operands& o, const DecodePlan& plan) {
+  set_operands(p, o);
+  if (o.query.loader != Loader::f32_vec) p.query_format = plain_loader(problem.dtype);
+  p.query_quads = plan.query_quads;
+  const Capabilities& c = context.device.capabilities();
+  Specialisation s{"attention_decode", "decode", "", {}};
+  s.constants = {{"THREADS", plan.tile.threads},
+                 {"ROWS", plan.rows},
+                 {"STEP_TILES", plan.tile.step_tiles},
+                 {"CHUNK", plan.tile.chunk},
+                 {"QUERY_VECS", plan.query_vecs}};
+  specialise_format(c, s, "KEY_FORMAT", p.key_format);
+  specialise_format(c, s, "VALUE_FORMAT", p.value_format);
+  commands.dispatch(context.pipelines.get(s, kBindings), &p, sizeof(p), bindings_of(o),
+                    plan.row_tiles * p.splits, p.kv_heads, p.batch);
+}
+
+// ---- operands
 
 Extent query_extent(const Problem& problem, int64_t dim) {
   return {problem.packed() ? 1 : problem.batch, problem.heads, problem.seqlen_q, dim};
 }
 
-void bind_results(GpuDevice& device, const Problem& problem, Operands& o) {
-  o.out = bind_rows(device, problem.out, query_extent(problem, problem.head_dim_v), problem.dtype, "out");
-  o.lse = bind_lse(device, problem.lse, query_extent(problem, 1), "lse");
-  require_distinct(o.out, "out", {o.query, o.key, o.value, o.lse});
-  require_distinct(o.lse, "lse", {o.query, o.key, o.value});
+void bind_dense(GpuDevice& device, const Problem& problem, Operands& o) {
+  const int64_t batch = problem.packed() ? 1 : problem.batch;
+  o.key = bind_rows(device, problem.key, {batch, problem.kv_heads, problem.seqlen_k, problem.head_dim},
+                    problem.dtype, "key");
+  o.value = bind_rows(device, problem.value, {batch, problem.kv_heads, problem.seqlen_k, problem.head_dim_v},
+                      problem.dtype, "value");
 }
 
-void forward_dense(Context& context, Commands& commands, const Problem& problem) {
-  GpuDevice& device = context.device;
-  Params p = base_params(problem);
-  const int64_t batch = problem.packed() ? 1 : problem.batch;
-  const Extent k{batch, problem.kv_heads, problem.seqlen_k, problem.head_dim};
-  const Extent v{batch, problem.kv_heads, problem.seqlen_k, problem.head_dim_v};
-  Operands o;
-  o.query = bind_rows(device, problem.query, query_extent(problem, problem.head_dim), problem.dtype, "query");
-  o.key = bind_rows(device, problem.key, k, problem.dtype, "key");
-  o.value = bind_rows(device, problem.value, v, problem.dtype, "value");
-  bind_results(device, problem, o);
-  o.side = bind_side(device, commands, problem, p);
-  p.out_format = plain_loader(problem.dtype);
-  dispatch_forward(context, commands, problem, p, o, problem.head_dim_v);
+void bind_cache(GpuDevice& device, const Problem& problem, Params& p, Operands& o) {
+  const KvView& cache = *problem.cache;
+  o.key = bind_cache_rows(device, cache, cache.key, "cache");
+  o.value = bind_cache_rows(device, cache, cache.value, "cache");
+  o.key_scale = bind_cache_scales(device, cache, cache.key, "cache");
+  o.value_scale = bind_cache_scales(device, cache, cache.value, "cache");
+  if (cache.value.format == KvFormat::tbq4) {
+    const int64_t dim = encoded_dim(cache, KvSide::value);
+    o.rotated_block = p.value_block = static_cast<uint32_t>(tbq4::block_size(dim));
+    o.width = tbq4::padded_dim(dim);
+  }
+}
+
+// Scores against tbq4 keys are products in their rotated domain.
+void rotate_query_for(Context& context, Commands& commands, const Problem& problem, Params& p, Operands& o) {
+  if (problem.cache == nullptr || problem.cache->key.format != KvFormat::tbq4) return;
+  p.key_block = static_cast<uint32_t>(tbq4::block_size(problem.head_dim));
+  p.head_dim = static_cast<uint32_t>(tbq4::padded_dim(problem.head_dim));
+  o.query = rotate_query(context, commands, problem, o.query, p.head_dim, p.key_block);
 }
 
 // How many parts the keys of a sequence may be cut into: enough workgroups to fill a device at batch 1.
 // Neither the batch nor its other lengths count, so that a sequence's answer does not depend on its
 // neighbours.
-constexpr int64_t kBusyWorkgroups = 512;
+constexpr int64_t kBusyWorkgroups = 1024;
 constexpr int64_t kMaxSplits = 256;  // what attention_merge.wgsl joins
 
 void set_splits(const Capabilities& c, const Problem& problem, int64_t workgroups, Params& p) {
@@ -90,58 +202,55 @@ void set_splits(const Capabilities& c, const Problem& problem, int64_t workgroup
   p.splits = static_cast<uint32_t>(std::clamp<int64_t>(longest, 1, p.max_splits));
 }
 
-void forward_cache(Context& context, Commands& commands, const Problem& problem) {
-  GpuDevice& device = context.device;
-  const KvView& cache = *problem.cache;
-  Params p = base_params(problem);
-  Operands o;
-  o.query = bind_rows(device, problem.query, query_extent(problem, problem.head_dim), problem.dtype, "query");
-  o.key = bind_cache_rows(device, cache, cache.key, "cache");
-  o.value = bind_cache_rows(device, cache, cache.value, "cache");
-  o.key_scale = bind_cache_scales(device, cache, cache.key, "cache");
-  o.value_scale = bind_cache_scales(device, cache, cache.value, "cache");
-  bind_results(device, problem, o);
-  o.side = bind_side(device, commands, problem, p);
-
-  if (cache.key.format == KvFormat::tbq4) {
-    p.key_block = static_cast<uint32_t>(tbq4::block_size(problem.head_dim));
-    const int64_t width = tbq4::padded_dim(problem.head_dim);
-    o.query = rotate_query(context, commands, problem, o.query, width, p.key_block);
-    p.head_dim = static_cast<uint32_t>(width);
-  }
-  int64_t width = problem.head_dim_v;
-  uint32_t rotated_block = 0;
-  if (cache.value.format == KvFormat::tbq4) {
-    const int64_t dim = encoded_dim(cache, KvSide::value);
-    rotated_block = p.value_block = static_cast<uint32_t>(tbq4::block_size(dim));
-    width = tbq4::padded_dim(dim);
-  }
-  const ForwardTile& tile = forward_tile(device.capabilities(), width);
-  set_splits(device.capabilities(), problem, problem.heads * ((problem.seqlen_q + tile.rows - 1) / tile.rows),
-             p);
-  if (p.splits == 1 && rotated_block == 0) {
-    p.out_format = plain_loader(problem.dtype);
-    dispatch_forward(context, commands, problem, p, o, width);
-    return;
-  }
-  const uint32_t sinks = p.sinks;
-  const BoundRows out = o.out, lse = o.lse;
-  const SplitStates states = make_split_states(device, commands, problem, p.splits, width);
-  o.out = states.out, o.lse = states.lse;
-  p.out_split = states.out_split, p.lse_split = states.lse_split;
-  p.out_format = Loader::f32_vec;
-  p.head_dim_v = static_cast<uint32_t>(width);
-  p.sinks = kNone;  // partial states are made without sinks
-  dispatch_forward(context, commands, problem, p, o, width);
-  merge_splits(context, commands, problem, states, rotated_block, o.side, sinks, out, lse);
-}
-
 }  // namespace
 
 void record_forward(Context& context, Commands& commands, const Problem& problem) {
   if (problem.batch == 0 || problem.seqlen_q == 0) return;
-  problem.cache != nullptr ? forward_cache(context, commands, problem)
-                           : forward_dense(context, commands, problem);
+  GpuDevice& device = context.device;
+  const Capabilities& c = device.capabilities();
+  Params p = base_params(problem);
+  Operands o;
+  o.width = problem.head_dim_v;
+  o.query = bind_rows(device, problem.query, query_extent(problem, problem.head_dim), problem.dtype, "query");
+  if (problem.cache != nullptr) {
+    bind_cache(device, problem, p, o);
+  } else {
+    bind_dense(device, problem, o);
+  }
+  o.out = bind_rows(device, problem.out, query_extent(problem, problem.head_dim_v), problem.dtype, "out");
+  o.lse = bind_lse(device, problem.lse, query_extent(problem, 1), "lse");
+  require_distinct(o.out, "out", {o.query, o.key, o.value, o.key_scale, o.value_scale, o.lse});
+  require_distinct(o.lse, "lse", {o.query, o.key, o.value, o.key_scale, o.value_scale});
+  o.side = bind_side(device, commands, problem, p);
+  rotate_query_for(context, commands, problem, p, o);
+
+  const DecodePlan decode = plan_decode(c, problem, p, o);
+  if (decode.rows > 0) {
+    set_splits(c, problem, problem.kv_heads * decode.row_tiles, p);
+  } else if (problem.cache != nullptr) {
+    const int64_t rows = forward_tile(c, o.width).rows;
+    set_splits(c, problem, problem.heads * ((problem.seqlen_q + rows - 1) / rows), p);
+  }
+  if (decode.rows == 0 && p.splits == 1 && o.rotated_block == 0) {
+    p.out_format = plain_loader(problem.dtype);
+    dispatch_forward(context, commands, problem, p, o);
+    return;
+  }
+  const uint32_t sinks = p.sinks;
+  p.sinks = kNone;  // partial states are made without sinks
+  const BoundRows out = o.out, lse = o.lse;
+  const int64_t width = (o.width + 3) / 4 * 4;
+  const SplitStates states = make_split_states(device, commands, problem, p.splits, width);
+  o.out = states.out, o.lse = states.lse;
+  p.out_split = states.out_split, p.lse_split = states.lse_split;
+  p.out_format = Loader::f32_vec;
+  p.head_dim_v = static_cast<uint32_t>(decode.rows > 0 ? width : o.width);
+  if (decode.rows > 0) {
+    dispatch_decode(context, commands, problem, p, o, decode);
+  } else {
+    dispatch_forward(context, commands, problem, p, o);
+  }
+  merge_splits(context, commands, problem, states, o.rotated_block, o.side, sinks, out, lse);
 }
 
 }  // namespace attnspan::webgpu

@@ -36,4 +36,34 @@ inline constexpr ForwardTile kForwardTiles[] = {
     {576, 32, 32, 8, 4, 18},
 };
 
+// attention_decode.wgsl. Rows are the (query row, head) pairs that share each loaded key.
+struct DecodeTile {
+  uint32_t threads;     // keys of a tile; 8 columns of the value a thread
+  uint32_t chunk;       // 16-byte vectors of a key row staged at a time
+  uint32_t rows;        // at most; a power of two
+  uint32_t step_tiles;  // tiles between two maxima: rows * threads * step_tiles probabilities are kept
+
+  uint32_t storage_bytes(uint32_t used_rows, uint32_t query_quads) const {
+    return 16 * threads * (chunk + 1) + 16 * used_rows * query_quads +
+           4 * used_rows * threads * (step_tiles + 1) + 32 * used_rows + 2048;
+  }
+};
+
+inline constexpr DecodeTile kDecodeTiles[] = {
+    // 128 bytes of each key in flight a thread, eight 16-byte loads; the fewer the rows, the more tiles share
+    // the
+    // cost of a maximum. 25 to 46 KB at head_dim 128.
+    {128, 8, 1, 8},
+    {128, 8, 2, 4},
+    {128, 8, 4, 4},
+    {128, 8, 8, 2},
+    {128, 8, 16, 1},
+    // The default limit of 16 KiB: smaller stages, fewer rows at once.
+    {128, 2, 16, 1},
+    {128, 2, 8, 1},
+    {128, 2, 4, 1},
+    {128, 2, 2, 1},
+    {128, 2, 1, 1},
+};
+
 }  // namespace attnspan::webgpu

@@ -55,7 +55,7 @@ struct Params {
   sinks: u32, bias: u32, bias_batch: u32, bias_head: u32,
   bias_row: u32, bias_key: u32, splits: u32, min_split_keys: u32,
   out_split: u32, lse_split: u32, max_splits: u32, page_size: u32,
-  dout_format: u32, spare0: u32, spare1: u32, spare2: u32,
+  dout_format: u32, query_quads: u32, spare0: u32, spare1: u32,
 }
 const NONE = 0xffffffffu;
 // ---- end shared
