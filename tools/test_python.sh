@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the Python package in .venv and runs its tests. What is missing is installed from PyPI: the module alone
 # needs a few MB; PyTorch (for the operators and the tests against it) some GB, once. ATTNSPAN_PYTHON names another
-# interpreter that has everything already.
+# interpreter that has everything already. With --install-only nothing is built or run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,6 +21,8 @@ if [ -n "$missing" ]; then
   # shellcheck disable=SC2086
   "$python" -m pip install -q --disable-pip-version-check $missing
 fi
+
+if [ "${1:-}" = --install-only ]; then exit 0; fi
 
 launcher=()
 command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
