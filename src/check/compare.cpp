@@ -23,7 +23,7 @@ std::string place(const Tensor& t, int64_t index) {
 }  // namespace
 
 Comparison compare(const std::string& name, const Buffer& result, const Buffer& reference,
-                   const Buffer& plain, DType dtype, double slack) {
+                   const Buffer& plain, DType dtype, double slack, double noise) {
   Comparison c;
   double largest = 0;
   int64_t worst = 0;
@@ -54,7 +54,7 @@ Comparison compare(const std::string& name, const Buffer& result, const Buffer& 
   }
   // The result is rounded once by itself and the reference once: two half units. Sums of f32 in another order
   // than the plain ones add a few more; 8 units of f32 cover rows whose plain error is 0 by luck.
-  c.tolerance = 2 * c.plain + largest * (2 * unit_roundoff(dtype) + 8 * 0x1p-24 + slack) + 1e-37;
+  c.tolerance = 2 * c.plain + largest * (2 * unit_roundoff(dtype) + 8 * 0x1p-24 + slack) + noise + 1e-37;
   if (c.ok && !(c.error <= c.tolerance)) {
     c.ok = false;
     std::ostringstream text;

@@ -18,8 +18,9 @@ struct Comparison {
 };
 
 // `slack` is an absolute tolerance relative to the largest reference value, for arithmetic with a stated
-// error (int8 dot products over quantised caches).
+// error (int8 dot products over quantised caches). `noise` is absolute: what f32 sums in another order leave
+// where the true value cancels to nothing.
 Comparison compare(const std::string& name, const Buffer& result, const Buffer& reference,
-                   const Buffer& plain, DType dtype, double slack = 0);
+                   const Buffer& plain, DType dtype, double slack = 0, double noise = 0);
 
 }  // namespace attnspan::check
