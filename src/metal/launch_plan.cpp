@@ -249,12 +249,11 @@ Support supports(const Problem& p) {
   if (p.seqlen_q * p.group() >= kMaxRows || p.seqlen_k >= kMaxRows) {
     return Support::no("sequences of 2^30 rows or more (positions are 32-bit in the shaders)");
   }
-  if (p.phase == Phase::backward) return Support::no("backward is not written yet");
-  if (p.probs.data != nullptr) return Support::no("probs are not written yet");
-  return Support::yes();
+  return is_unfused(p) ? supports_unfused(p) : Support::yes();
 }
 
 Plan plan_forward(const Problem& p) {
+  if (is_unfused(p)) return plan_unfused_forward(p);
   Plan plan;
   Scratch scratch(plan);
   const int64_t rows = p.seqlen_q * p.group();

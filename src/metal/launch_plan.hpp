@@ -54,7 +54,7 @@ struct Launch {
 struct Plan {
   std::vector<Launch> launches;
   size_t scratch_bytes = 0;
-  int64_t nonfinite_offset = -1;  // nan_guard: of a uint32 in the scratch that starts at 0
+  int64_t nonfinite_offset = -1;  // of a uint32 in the scratch that counts and starts at 0; -1: none
 };
 
 Support supports(const Problem& problem);
@@ -63,7 +63,7 @@ Plan plan_backward(const Problem& problem);
 Plan plan_merge(const MergeProblem& problem);
 
 // New rows `[batch, seqlen_new, kv_heads, dim]`, dense, go to the positions positions[b], positions[b] + 1,
-// ... of one side of a cache. `saturated_offset` of the plan's scratch counts scales beyond f16.
+// ... of one side of a cache. Scales beyond f16 are counted at the plan's nonfinite_offset.
 struct AppendProblem {
   Rows rows;
   DType dtype = DType::f32;
@@ -73,5 +73,6 @@ struct AppendProblem {
   Tensor positions;  // int32 `[batch]`
   EncodeMode mode = EncodeMode::quality;
 };
+Plan plan_append(const AppendProblem& problem);
 
 }  // namespace attnspan::metal

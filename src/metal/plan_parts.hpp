@@ -39,4 +39,10 @@ std::vector<std::byte> bytes_of(const Params& params) {
 Launch attention_launch(const FunctionConstants& constants, const attnspan_metal::AttentionParams& params,
                         const std::vector<TensorSlot>& tensors);
 
+// The path that keeps its probabilities.
+bool is_unfused(const Problem& problem);
+Support supports_unfused(const Problem& problem);
+Plan plan_unfused_forward(const Problem& problem);
+std::vector<Launch> unfused_gradients(const Problem& problem, Launch common, Scratch& scratch);
+
 }  // namespace attnspan::metal

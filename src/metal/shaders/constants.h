@@ -37,6 +37,8 @@ constant bool HAS_LSE [[function_constant(HAS_LSE_INDEX)]];
 constant bool HAS_DLSE [[function_constant(HAS_DLSE_INDEX)]];
 constant bool NAN_GUARD [[function_constant(NAN_GUARD_INDEX)]];
 constant bool SPLIT [[function_constant(SPLIT_INDEX)]];
+constant bool WRITE_OUT [[function_constant(WRITE_OUT_INDEX)]];
+constant bool ENCODE_FAST [[function_constant(ENCODE_FAST_INDEX)]];
 
 #define ATTNSPAN_TENSOR(TYPE, NAME) DevicePointerTo<TYPE>::type NAME;
 

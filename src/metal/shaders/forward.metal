@@ -72,18 +72,6 @@ inline void value_tile(constant AttentionTensors& t, threadgroup const long* add
   }
 }
 
-// The result blocks of this simdgroup, as rows of f32 in threadgroup memory.
-template <int COLUMN_GROUPS, int BLOCKS>
-inline void stage_result(thread const simdgroup_float8x8* result, int width, threadgroup float* rows, int stride,
-                         Place at) {
-  const int row = at.simdgroup / COLUMN_GROUPS * 8;
-  ATTNSPAN_UNROLL
-  for (int i = 0; i < BLOCKS; ++i) {
-    const int column = (i * COLUMN_GROUPS + at.simdgroup % COLUMN_GROUPS) * 8;
-    if (column < width) simdgroup_store(result[i], rows + row * stride + column, stride);
-  }
-}
-
 // Rows of results to memory: finished ones as out, those of a split as partial states for attention_merge.
 inline void store_rows(constant AttentionTensors& t, constant AttentionParams& p, Sequence s, int kv_head, int split,
                        int first_row, int row_count, threadgroup float* staged, int stride,

@@ -23,7 +23,7 @@ struct KvStrides {
 };
 
 struct AttentionParams {
-  RowStrides query, out, lse, dlse, dout, dq, dk, dv;
+  RowStrides query, out, lse, dlse, delta, dout, dq, dk, dv;
   KvStrides key, value;
   int64_t bias_batch, bias_head, bias_row, bias_key;
   int64_t probs_batch, probs_head, probs_row, probs_key;
@@ -45,9 +45,9 @@ struct MergeParams {
   int32_t batch, heads, rows, head_dim_v;
 };
 
-// Rows of new keys or values, encoded into a cache.
+// Rows of new keys or values, encoded into a cache: row i of sequence b goes to position positions[b] + i.
 struct AppendParams {
-  RowStrides rows;  // [batch, kv_heads, seqlen_new] of the tensor that is appended
+  RowStrides rows;  // of the tensor that is appended: (batch, KV head, row)
   KvStrides plane;
   int64_t block_table_batch, block_table_page;
   int32_t batch, kv_heads, seqlen_new, page_size;
@@ -97,6 +97,7 @@ struct AppendParams {
   X(const uchar, rows)             \
   X(const int, positions)          \
   X(const int, append_block_table) \
+  X(const int, append_first)       \
   X(uchar, codes)                  \
   X(half, scales)                  \
   X(atomic_uint, saturated)
@@ -126,7 +127,9 @@ struct AppendParams {
   X(bool, HAS_LSE)                                                                  \
   X(bool, HAS_DLSE)                                                                 \
   X(bool, NAN_GUARD)                                                                \
-  X(bool, SPLIT) /* write partial states for attention_merge */
+  X(bool, SPLIT) /* write partial states for attention_merge */                                               \
+  X(bool, WRITE_OUT)   /* unfused_probs: finish the forward; else only p = exp(s - lse) for backward */        \
+  X(bool, ENCODE_FAST) /* cache_append: attnspan::EncodeMode::fast */
 
 // attnspan::KvFormat; the first three are attnspan::DType too.
 enum Format : int32_t { kF32 = 0, kF16 = 1, kBf16 = 2, kQ8 = 3, kTbq4 = 4 };
