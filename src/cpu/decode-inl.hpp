@@ -9,6 +9,7 @@
 #endif
 
 #include <algorithm>
+#include <utility>
 
 #include "cpu/decode_plan.hpp"
 #include "cpu/decode_softmax-inl.hpp"
@@ -108,6 +109,11 @@ inline HWY_NOINLINE void load_key_tile(const KvSource& source, int64_t key_begin
   }
 }
 
+HWY_INLINE size_t row_bytes(const KvSource& source) {
+  const auto dim = static_cast<int64_t>(source.encoded_dim());
+  return static_cast<size_t>(ops_of(source.format()).row_code_bytes(dim));
+}
+
 // ---- kernels by format and number of rows
 
 // Calls call.template operator()<n>() for n = rows.
@@ -133,7 +139,9 @@ class DecodeSplit {
         partial_(group, split),
         rows_(static_cast<size_t>(group.layout.rows)),
         keys_(KvSource::keys(*block_.problem, block_.sequence, block_.kv_head)),
-        values_(KvSource::values(*block_.problem, block_.sequence, block_.kv_head)) {
+        values_(KvSource::values(*block_.problem, block_.sequence, block_.kv_head)),
+        key_bytes_(row_bytes(keys_)),
+        value_bytes_(row_bytes(values_)) {
     const KeySpan hull = block_.hull(0, group.layout.rows);
     const int64_t first = group.key_begin + split * group.split_keys;
     begin_ = std::max(first, hull.begin);
@@ -146,9 +154,11 @@ class DecodeSplit {
     std::fill(partial_.row_sum, partial_.row_sum + rows_, 0.0F);
     std::fill(partial_.out, partial_.out + rows_ * group_.layout.out_stride, 0.0F);
     constexpr int64_t kTile = kTileKeys;
+    const auto tile_end = [&](int64_t key) { return std::min(end_, key / kTile * kTile + kTile); };
+    load_key_tile(keys_, begin_, tile_end(begin_), key_tile_);
     for (int64_t key = begin_; key < end_;) {
-      const int64_t end = std::min(end_, key / kTile * kTile + kTile);
-      visit(key, end);
+      const int64_t end = tile_end(key);
+      visit(key, end, tile_end(end));
       key = end;
     }
   }
@@ -163,26 +173,34 @@ class DecodeSplit {
     }
     const size_t weights = (rows_ * weights_.blocks + 1) * kTileKeys;  // a vector may read one block more
     Scratch& scratch = Scratch::of_thread();
-    scratch.begin(rows_ * kTileKeys + 2 * rows_ + weights + rows_ * weights_.blocks +
-                  sizeof(KeyTile) / sizeof(float) + 64 * 8);
+    scratch.begin(rows_ * kTileKeys + 2 * rows_ + weights + rows_ * weights_.blocks + 64 * 8);
     scores_ = scratch.take(rows_ * kTileKeys);
     factors_ = scratch.take(rows_);
     weights_.weights = reinterpret_cast<int16_t*>(scratch.take(weights / 2));
     weights_.units = scratch.take(rows_ * weights_.blocks);
   }
 
-  void visit(int64_t begin, int64_t end) {
-    load_key_tile(keys_, begin, end, tile_);
+  // Keys [begin, end), whose rows key_tile_ holds; the next tile is [end, next_end).
+  void visit(int64_t begin, int64_t end, int64_t next_end) {
+    load_key_tile(values_, begin, end, value_tile_);
+    ahead_ = RowsAhead(value_tile_, value_bytes_);
     score();
     for (size_t r = 0; r < rows_; ++r) {
-      const ScoreRow row{block_, static_cast<int64_t>(r), begin, tile_.count, scores_ + r * kTileKeys};
+      const ScoreRow row{block_, static_cast<int64_t>(r), begin, key_tile_.count, scores_ + r * kTileKeys};
       transform_row(row);
       mask_row(row);
       factors_[r] = online_softmax_row(row, partial_.row_max[r], partial_.row_sum[r]);
     }
-    load_key_tile(values_, begin, end, tile_);
+    ahead_ = RowsAhead();
+    if (end < next_end) {
+      load_key_tile(keys_, end, next_end, key_tile_);
+      ahead_ = RowsAhead(key_tile_, key_bytes_);
+    }
     add_values_of_tile();
   }
+
+  // The rows ahead, the first time that it is asked.
+  RowsAhead take_ahead() { return std::exchange(ahead_, RowsAhead()); }
 
   void score() {
     switch (keys_.format()) {
@@ -208,9 +226,10 @@ class DecodeSplit {
       float* scores = scores_ + r * kTileKeys;
       with_rows<kMaxRows>(n, [&]<size_t kRows>() HWY_ATTR {
         if constexpr (kFormat == KvFormat::tbq4) {
-          score_tbq4<kVnni, kRows>(tile_, tbq4_query(keys_, queries, group_.layout), scores);
+          score_tbq4<kVnni, kRows>(key_tile_, take_ahead(), tbq4_query(keys_, queries, group_.layout),
+                                   scores);
         } else {
-          score_rows<kFormat, kRows>(tile_, keys_.dim(), queries, stride, scores);
+          score_rows<kFormat, kRows>(key_tile_, take_ahead(), keys_.dim(), queries, stride, scores);
         }
       });
       r += n;
@@ -228,7 +247,8 @@ class DecodeSplit {
       case KvFormat::q8:
         return add_format<KvFormat::q8>();
       case KvFormat::tbq4:
-        for (size_t r = 0; r < rows_; ++r) quantise_weights(tile_, scores_ + r * kTileKeys, weights_, r);
+        for (size_t r = 0; r < rows_; ++r)
+          quantise_weights(value_tile_, scores_ + r * kTileKeys, weights_, r);
         return add_format<KvFormat::tbq4>();
     }
   }
@@ -241,10 +261,10 @@ class DecodeSplit {
       float* out = partial_.out + r * stride;
       with_rows<kMaxRows>(n, [&]<size_t kRows>() HWY_ATTR {
         if constexpr (kFormat == KvFormat::tbq4) {
-          add_tbq4<kVnni, kRows>(tile_, weights_, r, factors_ + r, out, stride);
+          add_tbq4<kVnni, kRows>(value_tile_, take_ahead(), weights_, r, factors_ + r, out, stride);
         } else {
-          add_values<kFormat, kRows>(tile_, values_.dim(), scores_ + r * kTileKeys, factors_ + r, out,
-                                     stride);
+          add_values<kFormat, kRows>(value_tile_, take_ahead(), values_.dim(), scores_ + r * kTileKeys,
+                                     factors_ + r, out, stride);
         }
       });
       r += n;
@@ -256,11 +276,13 @@ class DecodeSplit {
   const Partial partial_;
   const size_t rows_;
   const KvSource keys_, values_;
+  const size_t key_bytes_, value_bytes_;  // of a row's codes
   int64_t begin_ = 0, end_ = 0;
   float* scores_ = nullptr;   // [rows][kTileKeys]
   float* factors_ = nullptr;  // [rows]
   Tbq4Weights weights_;
-  KeyTile tile_;
+  RowsAhead ahead_;
+  KeyTile key_tile_, value_tile_;
 };
 
 #endif  // not scalar

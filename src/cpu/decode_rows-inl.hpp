@@ -146,11 +146,12 @@ HWY_INLINE void score_four(const KeyTile& tile, size_t first, size_t dim, const 
 // scores[row][key] for the keys of a tile, to whole vectors of keys. Queries are zero from dim to a whole
 // vector.
 template <KvFormat kFormat, size_t kRows>
-HWY_NOINLINE void score_rows(const KeyTile& tile, size_t dim, const float* query, size_t query_stride,
-                             float* HWY_RESTRICT scores) {
+HWY_NOINLINE void score_rows(const KeyTile& tile, RowsAhead ahead, size_t dim, const float* query,
+                             size_t query_stride, float* HWY_RESTRICT scores) {
   for (size_t first = 0; first < tile.count; first += kLanes) {
     VecF parts[kRows][kBlocks];
     for (size_t part = 0; part < kBlocks; ++part) {
+      ahead.fetch(first + 4 * part, 4);
       score_four<kFormat, kRows>(tile, first + 4 * part, dim, query, query_stride, parts, part);
     }
     for (size_t r = 0; r < kRows; ++r) {
@@ -161,8 +162,9 @@ HWY_NOINLINE void score_rows(const KeyTile& tile, size_t dim, const float* query
 
 // The vectors of out from i on: kVectors whole ones, or one whose values end after n lanes.
 template <KvFormat kFormat, size_t kRows, size_t kVectors, bool kTail>
-HWY_INLINE void add_values_at(const KeyTile& tile, size_t i, size_t n, const float* HWY_RESTRICT p,
-                              const float* HWY_RESTRICT factor, float* HWY_RESTRICT out, size_t out_stride) {
+HWY_INLINE void add_values_at(const KeyTile& tile, RowsAhead ahead, size_t i, size_t n,
+                              const float* HWY_RESTRICT p, const float* HWY_RESTRICT factor,
+                              float* HWY_RESTRICT out, size_t out_stride) {
   const F32 d;
   VecF sum[kRows][kVectors];
 #pragma GCC unroll 4
@@ -174,6 +176,7 @@ HWY_INLINE void add_values_at(const KeyTile& tile, size_t i, size_t n, const flo
     }
   }
   for (size_t key = 0; key < tile.count; ++key) {
+    ahead.fetch(key, 1);
     const RowReader<kFormat> row(tile, key);
     VecF value[kVectors];
 #pragma GCC unroll 8
@@ -194,24 +197,26 @@ HWY_INLINE void add_values_at(const KeyTile& tile, size_t i, size_t n, const flo
 
 // All whole vectors from i on, kVectors at a time and then fewer. Returns where they end.
 template <KvFormat kFormat, size_t kRows, size_t kVectors>
-HWY_INLINE size_t add_whole_values(const KeyTile& tile, size_t i, size_t dim, const float* p,
-                                   const float* factor, float* out, size_t out_stride) {
+HWY_INLINE size_t add_whole_values(const KeyTile& tile, RowsAhead& ahead, size_t i, size_t dim,
+                                   const float* p, const float* factor, float* out, size_t out_stride) {
   for (; i + kVectors * kLanes <= dim; i += kVectors * kLanes) {
-    add_values_at<kFormat, kRows, kVectors, false>(tile, i, 0, p, factor, out, out_stride);
+    add_values_at<kFormat, kRows, kVectors, false>(tile, ahead, i, 0, p, factor, out, out_stride);
+    ahead = RowsAhead();  // fetched by now
   }
   if constexpr (kVectors > 1) {
-    i = add_whole_values<kFormat, kRows, kVectors / 2>(tile, i, dim, p, factor, out, out_stride);
+    i = add_whole_values<kFormat, kRows, kVectors / 2>(tile, ahead, i, dim, p, factor, out, out_stride);
   }
   return i;
 }
 
 // out has room for whole vectors.
 template <KvFormat kFormat, size_t kRows>
-HWY_NOINLINE void add_values(const KeyTile& tile, size_t dim, const float* p, const float* factor, float* out,
-                             size_t out_stride) {
+HWY_NOINLINE void add_values(const KeyTile& tile, RowsAhead ahead, size_t dim, const float* p,
+                             const float* factor, float* out, size_t out_stride) {
   constexpr size_t kVectors = std::min<size_t>(8, std::bit_floor(kValueSums / kRows));
-  const size_t i = add_whole_values<kFormat, kRows, kVectors>(tile, 0, dim, p, factor, out, out_stride);
-  if (i < dim) add_values_at<kFormat, kRows, 1, true>(tile, i, dim - i, p, factor, out, out_stride);
+  const size_t i =
+      add_whole_values<kFormat, kRows, kVectors>(tile, ahead, 0, dim, p, factor, out, out_stride);
+  if (i < dim) add_values_at<kFormat, kRows, 1, true>(tile, ahead, i, dim - i, p, factor, out, out_stride);
 }
 
 #endif  // not scalar

@@ -160,10 +160,12 @@ HWY_INLINE void score_unit_words(const Centroids& centroids, const VecU* z, cons
 
 // scores[row][key] for the keys of a tile, to whole vectors of keys.
 template <bool kVnni, size_t kRows>
-HWY_NOINLINE void score_tbq4(const KeyTile& tile, const Tbq4Query& query, float* HWY_RESTRICT scores) {
+HWY_NOINLINE void score_tbq4(const KeyTile& tile, RowsAhead ahead, const Tbq4Query& query,
+                             float* HWY_RESTRICT scores) {
   const F32 d;
   const Centroids centroids;
   for (size_t first = 0; first < tile.count; first += kLanes) {
+    ahead.fetch(first, kLanes);
     VecF score[kRows];
     PairSum sum[kRows][kChains<kRows>];
     for (size_t r = 0; r < kRows; ++r) score[r] = hn::Zero(d);
@@ -241,9 +243,9 @@ HWY_INLINE VecI16 broadcast_weights(const int16_t* weights, size_t key) {
 
 // out[row][from word on, half] += weights . centroids. Sums of one half of a vector's words: see tbq4_lane.
 template <bool kVnni, size_t kRows, bool kTwoBlocks>
-HWY_INLINE void add_tbq4_half(const KeyTile& tile, const Centroids& centroids, const Tbq4Weights& weights,
-                              size_t row, size_t from, size_t half, const float* factor,
-                              float* HWY_RESTRICT out, size_t out_stride) {
+HWY_INLINE void add_tbq4_half(const KeyTile& tile, RowsAhead ahead, const Centroids& centroids,
+                              const Tbq4Weights& weights, size_t row, size_t from, size_t half,
+                              const float* factor, float* HWY_RESTRICT out, size_t out_stride) {
   const F32 d;
   const U32 du;
   const U16 d16;
@@ -252,6 +254,7 @@ HWY_INLINE void add_tbq4_half(const KeyTile& tile, const Centroids& centroids, c
   const size_t pairs_stride = weights.blocks * kTileKeys;
   PairSum sum[kRows][4];
   for (size_t key = 0; key < tile.count; key += 2) {
+    ahead.fetch(key, 2);
     const auto a = hn::BitCast(d16, load_words(tile.rows[key], from, weights.words));
     const auto b = hn::BitCast(d16, load_words(tile.rows[key + 1], from, weights.words));
     const auto words = half == 0 ? hn::InterleaveLower(d16, a, b) : hn::InterleaveUpper(d16, a, b);
@@ -284,17 +287,19 @@ HWY_INLINE void add_tbq4_half(const KeyTile& tile, const Centroids& centroids, c
 // out[row] = factor[row] out[row] + sum_key p norm centroids, for the rows from `row` on. out is in the order
 // of tbq4_lane and has room for whole vectors of words.
 template <bool kVnni, size_t kRows>
-HWY_NOINLINE void add_tbq4(const KeyTile& tile, const Tbq4Weights& weights, size_t row, const float* factor,
-                           float* HWY_RESTRICT out, size_t out_stride) {
+HWY_NOINLINE void add_tbq4(const KeyTile& tile, RowsAhead ahead, const Tbq4Weights& weights, size_t row,
+                           const float* factor, float* HWY_RESTRICT out, size_t out_stride) {
   const Centroids centroids;
   for (size_t from = 0; from < weights.words; from += kLanes) {
     for (size_t half = 0; half < 2; ++half) {
       if (kLanes > weights.block_words) {
-        add_tbq4_half<kVnni, kRows, true>(tile, centroids, weights, row, from, half, factor, out, out_stride);
+        add_tbq4_half<kVnni, kRows, true>(tile, ahead, centroids, weights, row, from, half, factor, out,
+                                          out_stride);
       } else {
-        add_tbq4_half<kVnni, kRows, false>(tile, centroids, weights, row, from, half, factor, out,
+        add_tbq4_half<kVnni, kRows, false>(tile, ahead, centroids, weights, row, from, half, factor, out,
                                            out_stride);
       }
+      ahead = RowsAhead();  // fetched by now
     }
   }
 }
