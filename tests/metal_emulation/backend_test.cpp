@@ -1,0 +1,343 @@
+// What the grid does not reach: key splits, probs, nan_guard, merges, recycled pages, shared key and value
+// rows, append, and that a sequence's answer is its own.
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+
+#include "check/grid.hpp"
+#include "check/run_case.hpp"
+#include "core/dtype.hpp"
+#include "emulated_device.hpp"
+#include "kv/format.hpp"
+#include "metal/launch_plan.hpp"
+
+namespace attnspan::metal_emulation {
+namespace {
+
+using check::Buffer;
+using check::Case;
+using check::CaseSpec;
+using check::Random;
+using check::Verdict;
+
+const Execution kMetal{.backend = "metal"};
+const Execution kReference{.backend = "reference"};
+
+CaseSpec long_decode() {
+  CaseSpec s;
+  s.name = "long_decode";
+  s.batch = 2;
+  s.seqlen_q = 3;
+  s.seqlen_k = 1100;
+  s.heads = 6;
+  s.kv_heads = 2;
+  s.head_dim = s.head_dim_v = 64;
+  s.causal = true;
+  return s;
+}
+
+void expect_agrees(const CaseSpec& spec) {
+  const check::CaseResult result = check::run_forward(Case(spec), kMetal);
+  EXPECT_EQ(result.verdict, Verdict::pass) << spec.name << ": " << result.message;
+}
+
+TEST(MetalDecode, SplitsOfEveryFormatAgree) {
+  for (KvFormat format : {KvFormat::f32, KvFormat::f16, KvFormat::bf16, KvFormat::q8, KvFormat::tbq4}) {
+    CaseSpec s = long_decode();
+    s.cache = true;
+    s.k_format = s.v_format = format;
+    s.sinks = format == KvFormat::tbq4;
+    s.name = std::string("splits_") + name_of(format);
+    expect_agrees(s);
+  }
+}
+
+TEST(MetalDecode, SplitsWithFeaturesAgree) {
+  CaseSpec s = long_decode();
+  s.seqused_k = s.sinks = s.alibi = s.bias = s.masking_bias = true;
+  s.softcap = 4;
+  expect_agrees(s);
+  s.causal = false;
+  s.window_left = 600;
+  s.window_right = 40;
+  s.diagonal = Diagonal::at(500);
+  s.documents = check::Documents::right_padded;
+  s.seqused_k = false;
+  expect_agrees(s);
+}
+
+TEST(MetalPlan, LongDecodeIsSplitAndPrefillIsNot) {
+  const Case c(long_decode());
+  const Case::ForwardOutputs outputs = c.forward_outputs();
+  ForwardArgs args = c.forward_args(outputs);
+  const metal::Plan plan = metal::plan_forward(make_problem(args));
+  ASSERT_EQ(plan.launches.size(), 2U);
+  EXPECT_EQ(plan.launches[0].kernel, "attention_forward_decode_64_f32");
+  EXPECT_EQ(plan.launches[0].groups[2], 2U * 5U);  // ceil(1100 / 256) splits of each sequence
+  EXPECT_EQ(plan.launches[1].kernel, "attention_merge");
+  CaseSpec prefill = long_decode();
+  prefill.seqlen_q = 17;
+  const Case longer(prefill);
+  const Case::ForwardOutputs more = longer.forward_outputs();
+  EXPECT_EQ(metal::plan_forward(make_problem(longer.forward_args(more))).launches.size(), 1U);
+}
+
+// The same sequence alone and beside a longer one, whose length decides the grid: the same bits.
+TEST(MetalDecode, AnswersDoNotDependOnBatchmates) {
+  const CaseSpec spec = long_decode();
+  const Case c(spec);
+  const Case::ForwardOutputs together = c.forward_outputs(), alone = c.forward_outputs();
+  ForwardArgs args = c.forward_args(together);
+  const int32_t lengths[2] = {200, 1100};
+  args.options.seqused_k = contiguous(lengths, DType::i32, {2});
+  forward(args, kMetal);
+  ForwardArgs first = c.forward_args(alone);
+  for (Tensor* t : {&first.query, &first.key, &first.value, &first.out, &first.lse}) t->shape[0] = 1;
+  first.key.shape[1] = first.value.shape[1] = 200;  // by itself: no split at all
+  forward(first, kMetal);
+  for (int64_t i = 0; i < first.out.numel(); ++i) {
+    ASSERT_EQ(std::bit_cast<uint32_t>(together.out.get(i)), std::bit_cast<uint32_t>(alone.out.get(i))) << i;
+  }
+}
+
+TEST(MetalForward, ReturnsProbs) {
+  CaseSpec s;
+  s.seqlen_q = 11;
+  s.seqlen_k = 29;
+  s.causal = s.sinks = s.bias = s.masking_bias = true;
+  s.softcap = 6;
+  const Case c(s);
+  const Case::ForwardOutputs found = c.forward_outputs(), expected = c.forward_outputs();
+  Buffer found_probs = Buffer::poisoned({2, 4, 11, 29}, DType::f32);
+  Buffer expected_probs = Buffer::poisoned({2, 4, 11, 29}, DType::f32);
+  ForwardArgs args = c.forward_args(found);
+  args.probs = found_probs.tensor();
+  forward(args, kMetal);
+  args = c.forward_args(expected);
+  args.probs = expected_probs.tensor();
+  forward(args, kReference);
+  for (int64_t i = 0; i < expected_probs.tensor().numel(); ++i) {
+    ASSERT_NEAR(found_probs.get(i), expected_probs.get(i), 2e-6) << i;
+  }
+  for (int64_t i = 0; i < expected.out.tensor().numel(); ++i) {
+    ASSERT_NEAR(found.out.get(i), expected.out.get(i), 1e-5) << i;
+  }
+}
+
+TEST(MetalForward, NanGuardReplacesAndCounts) {
+  CaseSpec s;
+  s.batch = 2;
+  const Case c(s);
+  const Case::ForwardOutputs found = c.forward_outputs();
+  ForwardArgs args = c.forward_args(found);
+  args.options.nan_guard = true;
+  static_cast<float*>(args.query.data)[args.query.stride[0] + 5 * args.query.stride[1]] =
+      NAN;  // [1, 5, 0, 0]
+  EXPECT_EQ(forward(args, kMetal).nonfinite_replaced, s.head_dim_v);
+  for (int64_t i = 0; i < found.out.tensor().numel(); ++i) ASSERT_TRUE(std::isfinite(found.out.get(i))) << i;
+}
+
+TEST(MetalMerge, JoinsTheHalvesOfTheKeys) {
+  CaseSpec s;
+  s.seqlen_q = 9;
+  s.seqlen_k = 40;
+  for (DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    s.dtype = dtype;
+    const Case c(s);
+    const Case::ForwardOutputs a = c.forward_outputs(), b = c.forward_outputs(), merged = c.forward_outputs(),
+                               whole = c.forward_outputs();
+    ForwardArgs first = c.forward_args(a), second = c.forward_args(b);
+    for (ForwardArgs* half : {&first, &second}) half->key.shape[1] = half->value.shape[1] = 20;
+    for (Tensor* t : {&second.key, &second.value}) t->byte_offset += 20 * t->stride[1] * size_of(dtype);
+    forward(first, kMetal);
+    forward(second, kMetal);
+    forward(c.forward_args(whole), kReference);
+    merge_states({first.out, first.lse, second.out, second.lse, merged.out.tensor(), merged.lse.tensor()},
+                 kMetal);
+    const double tolerance = dtype == DType::f32 ? 1e-5 : dtype == DType::f16 ? 3e-3 : 3e-2;
+    for (int64_t i = 0; i < whole.out.tensor().numel(); ++i) {
+      ASSERT_NEAR(merged.out.get(i), whole.out.get(i), tolerance);
+    }
+    for (int64_t i = 0; i < whole.lse.tensor().numel(); ++i)
+      ASSERT_NEAR(merged.lse.get(i), whole.lse.get(i), 1e-5);
+  }
+}
+
+TEST(MetalMerge, EmptyStatesStayEmpty) {
+  Buffer out = Buffer::poisoned({1, 3, 2, 8}, DType::f32), lse = Buffer::poisoned({1, 2, 3}, DType::f32);
+  for (int64_t i = 0; i < 6; ++i) lse.set(i, -INFINITY);
+  Buffer merged = Buffer::poisoned({1, 3, 2, 8}, DType::f32),
+         merged_lse = Buffer::poisoned({1, 2, 3}, DType::f32);
+  merge_states({out.tensor(), lse.tensor(), out.tensor(), lse.tensor(), merged.tensor(), merged_lse.tensor()},
+               kMetal);
+  for (int64_t i = 0; i < 48; ++i) EXPECT_EQ(merged.get(i), 0);
+  for (int64_t i = 0; i < 6; ++i) EXPECT_EQ(merged_lse.get(i), -INFINITY);
+}
+
+// A cache view over `pages` of f32 or encoded rows, compared on both backends.
+void expect_cache_agrees(const Buffer& query, const KvView& view, const AttentionOptions& options,
+                         double tolerance) {
+  const Tensor& q = query.tensor();
+  const std::vector<int64_t> shape = {q.shape[0], q.shape[1], q.shape[2], view.value.dim};
+  Buffer found = Buffer::poisoned(shape, DType::f32), expected = Buffer::poisoned(shape, DType::f32);
+  ForwardArgs args;
+  args.query = q;
+  args.cache = &view;
+  args.options = options;
+  args.out = found.tensor();
+  forward(args, kMetal);
+  args.out = expected.tensor();
+  forward(args, kReference);
+  for (int64_t i = 0; i < found.tensor().numel(); ++i)
+    ASSERT_NEAR(found.get(i), expected.get(i), tolerance) << i;
+}
+
+TEST(MetalCache, RecycledPagesStartLater) {
+  Random random(3);
+  Buffer query = Buffer::poisoned({2, 2, 2, 32}, DType::f32);
+  Buffer key = Buffer::poisoned({6, 16, 1, 32}, DType::f32),
+         value = Buffer::poisoned({6, 16, 1, 32}, DType::f32);
+  for (Buffer* buffer : {&query, &key, &value}) buffer->fill_normal(random);
+  const int32_t table[] = {3, 1, 5, 0}, seqlens[] = {60, 33}, first[] = {32, 16};
+  KvView view = paged_cache(key.tensor(), value.tensor(), contiguous(table, DType::i32, {2, 2}),
+                            contiguous(seqlens, DType::i32, {2}));
+  view.first_position = contiguous(first, DType::i32, {2});
+  view.max_seqlen = 64;
+  AttentionOptions options;
+  options.causal = true;
+  expect_cache_agrees(query, view, options, 1e-5);
+}
+
+TEST(MetalCache, ValuesMayBeTheFirstOfTheKey) {
+  Random random(4);
+  CaseSpec s;
+  s.head_dim = 192;
+  s.head_dim_v = 128;
+  s.cache = true;
+  s.seqlen_q = 2;
+  s.seqlen_k = 40;
+  for (KvFormat format : {KvFormat::f16, KvFormat::q8, KvFormat::tbq4}) {
+    s.k_format = s.v_format = format;
+    const Case c(s);
+    const Case::ForwardOutputs outputs = c.forward_outputs();
+    KvView view = *c.forward_args(outputs).cache;
+    const int64_t dim_v = view.value.dim;
+    view.value = view.key;
+    view.value.dim = dim_v;
+    Buffer query = Buffer::poisoned({2, 2, 4, 192}, DType::f32);
+    query.fill_normal(random);
+    expect_cache_agrees(query, view, {}, 1e-4);
+  }
+}
+
+// Appended rows against the host's encoder: the same bytes but for at most 1 code in 1000.
+class AppendTest : public testing::TestWithParam<std::tuple<KvFormat, int64_t, EncodeMode>> {};
+
+TEST_P(AppendTest, WritesTheBytesOfTheFormat) {
+  const auto [format, dim, mode] = GetParam();
+  const KvFormatOps& ops = ops_of(format);
+  const int64_t tokens = 21, kv_heads = 2, page_size = 16, pages = 4, start = 5;
+  Random random(5);
+  Buffer rows = Buffer::poisoned({1, tokens, kv_heads, dim}, DType::f32);
+  rows.fill_normal(random);
+  rows.set(dim, 1e9F);                                                    // one scale saturates
+  for (int64_t d = 0; d < dim; ++d) rows.set(2 * kv_heads * dim + d, 0);  // and one row is zero
+
+  const std::unique_ptr<metal::MetalDevice> device = make_emulated_device(emu::Schedule::skewed);
+  const auto upload = [&](const void* from, size_t bytes) {
+    void* buffer = device->allocate(bytes);
+    device->upload(buffer, from, bytes);
+    return buffer;
+  };
+  const int64_t row_bytes = ops.row_code_bytes(dim), row_scales = ops.row_scales(dim);
+  const size_t code_bytes = static_cast<size_t>(pages * kv_heads * page_size * row_bytes);
+  const size_t scale_bytes = static_cast<size_t>(pages * kv_heads * page_size * row_scales * 2);
+  std::vector<uint8_t> codes(code_bytes, 0xee);
+  std::vector<uint16_t> scales(scale_bytes / 2, 0xeeee);
+  const int32_t table[] = {2, 0, 3, 1}, positions[] = {static_cast<int32_t>(start)};
+  KvView view;
+  view.kv_heads = kv_heads;
+  view.page_size = page_size;
+  view.key = {format,
+              dim,
+              upload(codes.data(), code_bytes),
+              0,
+              kv_heads * page_size * row_bytes,
+              page_size * row_bytes,
+              row_bytes,
+              nullptr,
+              0,
+              0,
+              0,
+              0};
+  if (row_scales > 0) {
+    view.key.scales = upload(scales.data(), scale_bytes);
+    view.key.scale_token_stride = row_scales;
+    view.key.scale_head_stride = page_size * row_scales;
+    view.key.scale_page_stride = kv_heads * page_size * row_scales;
+  }
+  view.block_table = contiguous(upload(table, sizeof table), DType::i32, {1, 4}, Device::metal);
+  metal::AppendProblem problem;
+  problem.rows = {upload(rows.tensor().data, static_cast<size_t>(tokens * kv_heads * dim * 4)), 0,
+                  tokens * kv_heads * dim, dim, kv_heads * dim};
+  problem.batch = 1;
+  problem.seqlen_new = tokens;
+  problem.view = &view;
+  problem.mode = mode;
+  problem.positions = contiguous(upload(positions, sizeof positions), DType::i32, {1}, Device::metal);
+  const metal::Plan plan = metal::plan_append(problem);
+  uint32_t saturated = 0;
+  void* scratch = upload(std::vector<char>(plan.scratch_bytes).data(), plan.scratch_bytes);
+  device->run(plan, scratch);
+  device->download(&saturated, scratch, 4);
+  device->download(codes.data(), view.key.codes, code_bytes);
+  if (row_scales > 0) device->download(scales.data(), view.key.scales, scale_bytes);
+
+  int64_t expected_saturated = 0, different = 0, written = 0;
+  std::vector<uint8_t> touched(code_bytes, 0);
+  for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t h = 0; h < kv_heads; ++h) {
+      std::vector<float> row(static_cast<size_t>(dim));
+      for (int64_t d = 0; d < dim; ++d) row[d] = rows.get((t * kv_heads + h) * dim + d);
+      std::vector<uint8_t> expected(static_cast<size_t>(row_bytes));
+      std::vector<uint16_t> expected_scales(static_cast<size_t>(row_scales) + 1);
+      expected_saturated += ops.encode_row(row.data(), dim, mode, expected.data(), expected_scales.data());
+      const int64_t place =
+          (table[(start + t) / page_size] * kv_heads + h) * page_size + (start + t) % page_size;
+      for (int64_t i = 0; i < row_bytes; ++i) {
+        different += codes[place * row_bytes + i] != expected[i] ? 1 : 0;
+        touched[place * row_bytes + i] = 1;
+      }
+      for (int64_t i = 0; i < row_scales; ++i) {
+        EXPECT_NEAR(f32_from_f16(scales[place * row_scales + i]), f32_from_f16(expected_scales[i]),
+                    1e-3F * f32_from_f16(expected_scales[i]));
+      }
+      written += row_bytes;
+    }
+  }
+  EXPECT_LE(different * 1000, written);
+  EXPECT_EQ(saturated, expected_saturated);
+  for (size_t i = 0; i < code_bytes; ++i) {
+    if (touched[i] == 0) ASSERT_EQ(codes[i], 0xee) << "byte " << i << " belongs to another row";
+  }
+  for (void* buffer : {scratch, view.key.codes, view.key.scales, view.block_table.data, problem.rows.data,
+                       problem.positions.data}) {
+    if (buffer != nullptr) device->release(buffer);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Metal, AppendTest,
+                         testing::Combine(testing::Values(KvFormat::f32, KvFormat::f16, KvFormat::bf16,
+                                                          KvFormat::q8, KvFormat::tbq4),
+                                          testing::Values(40, 64, 128, 192, 256),
+                                          testing::Values(EncodeMode::quality, EncodeMode::fast)),
+                         [](const auto& info) {
+                           return std::string(name_of(std::get<0>(info.param))) + "_" +
+                                  std::to_string(std::get<1>(info.param)) +
+                                  (std::get<2>(info.param) == EncodeMode::fast ? "_fast" : "");
+                         });
+
+}  // namespace
+}  // namespace attnspan::metal_emulation
