@@ -35,10 +35,7 @@ int print_error(const CLI::App& root, const std::string& message) {
 
 std::vector<Command> add_commands(CLI::App& root) {
   return {
-      add_run(root),
-      add_check(root),
-      add_plan(root),
-      add_info(root),
+      add_run(root), add_check(root), add_plan(root), add_cache(root), add_info(root),
   };
 }
 

@@ -17,6 +17,7 @@ struct Command {
   std::function<int()> run;  // after parsing; returns the exit status
 };
 
+Command add_cache(CLI::App& root);
 Command add_check(CLI::App& root);
 Command add_info(CLI::App& root);
 Command add_plan(CLI::App& root);

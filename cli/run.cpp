@@ -5,9 +5,12 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
+#include "attnspan/kv_cache.hpp"
 #include "commands.hpp"
 #include "core/problem.hpp"
+#include "kv/format.hpp"
 #include "print.hpp"
 #include "run_arguments.hpp"
 
@@ -44,6 +47,7 @@ class Run {
   Shape rows_shape(int64_t rows, int64_t heads, int64_t dim) const;
   Tensor make(const TensorFlag& flag, DType dtype, Shape shape);  // an output, or scratch for one
   ForwardArgs make_forward();
+  void through_cache(ForwardArgs& args);
   BackwardArgs make_backward(const ForwardArgs& forward);
 
   template <typename Call>
@@ -58,6 +62,7 @@ class Run {
   RunArguments& a_;
   std::map<std::string, TensorBuffer> buffers_;  // by the library's name
   io::OutputSet outputs_;
+  std::optional<KvCache> cache_;
   std::vector<PhaseReport> phases_;
   ForwardArgs forward_;
 };
@@ -168,6 +173,28 @@ ForwardArgs Run::make_forward() {
   return args;
 }
 
+// Puts keys and values into a cache, which takes their place. What a cache knows by itself are its lengths.
+void Run::through_cache(ForwardArgs& args) {
+  make_problem(args);  // wrong tensors are refused as those that they are
+  KvCacheConfig config;
+  config.kv_heads = args.key.shape[2];
+  config.head_dim = args.key.shape[3];
+  config.head_dim_v = args.value.shape[3];
+  config.key_format = *parse_kv_format(a_.k_format.empty() ? a_.v_format : a_.k_format);
+  config.value_format = *parse_kv_format(a_.v_format.empty() ? a_.k_format : a_.v_format);
+  config.batch = args.key.shape[0];
+  config.threads = static_cast<int>(a_.threads);
+  KvCache& cache = cache_.emplace(config);
+  cache.append(args.key, args.value);
+  if (args.options.seqused_k) {
+    const auto* lengths = static_cast<const int32_t*>(buffers_.at("seqused_k").data());
+    for (int64_t b = 0; b < config.batch; ++b) cache.trim(b, lengths[b]);
+    args.options.seqused_k = {};
+  }
+  args.key = args.value = {};
+  args.cache = &cache.view();
+}
+
 BackwardArgs Run::make_backward(const ForwardArgs& forward) {
   BackwardArgs args;
   args.query = forward.query;
@@ -226,6 +253,7 @@ int Run::operator()() {
     execution.backend = a_.backend;
     execution.threads = static_cast<int>(a_.threads);
     forward_ = make_forward();
+    if (a_.cached()) through_cache(forward_);
     BackwardArgs backward_args;
     // Both phases are checked before the first one runs.
     make_problem(forward_);
@@ -248,6 +276,12 @@ nlohmann::json Run::json_report() const {
                        {"head_dim", p.head_dim},    {"head_dim_v", p.head_dim_v},
                        {"seqlen_q", p.seqlen_q},    {"seqlen_k", p.seqlen_k},
                        {"packed", p.packed()},      {"softmax_scale", p.softmax_scale}};
+  if (cache_) {
+    report["cache"] = {{"key_format", name_of(cache_->config().key_format)},
+                       {"value_format", name_of(cache_->config().value_format)},
+                       {"bytes_per_token", cache_->memory().bytes_per_token},
+                       {"saturated_scales", cache_->saturated_scales()}};
+  }
   report["phases"] = nlohmann::json::array();
   for (const PhaseReport& phase : phases_) {
     report["phases"].push_back({{"phase", phase.phase},
@@ -276,6 +310,12 @@ void Run::print_report() const {
                 a_.options.nan_guard ? std::to_string(phase.result.nonfinite_replaced) : ""});
   }
   phases.print();
+  if (cache_) {
+    std::printf("cache: K %s, V %s, %lld bytes per token, %lld saturated scales\n",
+                name_of(cache_->config().key_format), name_of(cache_->config().value_format),
+                static_cast<long long>(cache_->memory().bytes_per_token),
+                static_cast<long long>(cache_->saturated_scales()));
+  }
   std::printf("\n");
   Table written("llll", {"output", "dtype", "shape", "file"});
   for (const TensorFlag* flag : a_.outputs()) {

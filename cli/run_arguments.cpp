@@ -31,6 +31,8 @@ void parse_window(const std::string& text, AttentionOptions& options) {
   options.window_right = parse_integer("--window (right)", text.substr(comma + 1), -1, kHighest);
 }
 
+}  // namespace
+
 void declare_mask(CLI::App& app, AttentionOptions& options) {
   app.add_flag("--causal", options.causal, "row i sees keys up to i + diagonal");
   app.add_option_function<std::string>(
@@ -61,8 +63,6 @@ void declare_scores(CLI::App& app, AttentionOptions& options) {
       ->type_name("S");
 }
 
-}  // namespace
-
 std::string TensorFlag::text() const {
   std::string text = flag;
   if (!address) return text;
@@ -90,6 +90,11 @@ void declare(CLI::App& app, RunArguments& a) {
              "order of q, k, v, out, dout and gradients in their files (default bshd)");
   declare_mask(app, a.options);
   declare_scores(app, a.options);
+  const std::vector<std::string> formats = {"f32", "f16", "bf16", "q8", "tbq4"};
+  add_choice(app, "--k-format", a.k_format, formats,
+             "go through a KV cache with keys in this format (default: none, or that of --v-format)");
+  add_choice(app, "--v-format", a.v_format, formats,
+             "and values in this one (default: none, or that of --k-format)");
   app.add_flag("--nan-guard", a.options.nan_guard,
                "replace non-finite values of out and gradients by 0, and count them");
   add_backend(app, a.backend, "default auto: ATTNSPAN_BACKEND, else the first that supports the problem");
@@ -106,6 +111,11 @@ void check_combinations(RunArguments& a) {
   }
   require(!a.backward() || a.dq || a.dk || a.dv || a.d_sinks, a.dout.text(), "no gradient to write",
           "at least one of --dq, --dk, --dv, --d-sinks");
+  require(!a.cached() || !a.backward(), a.k_format.empty() ? "--v-format" : "--k-format", "it beside --dout",
+          "one of the two: gradients are those of exact keys and values");
+  require(!a.cached() || !(a.cu_seqlens_q || a.cu_seqlens_k),
+          a.k_format.empty() ? "--v-format" : "--k-format", "it beside cu-seqlens",
+          "one of the two: a cache is made of [batch, seqlen, heads, dim]");
   require(!a.d_sinks || a.sinks, a.d_sinks.text(), "no --sinks", "one");
   require(a.layout == "bshd" || !(a.cu_seqlens_q || a.cu_seqlens_k), "--layout", a.layout,
           "none with cu-seqlens: packed tensors are [total, heads, dim]");

@@ -51,17 +51,22 @@ struct RunArguments {
   TensorFlag d_sinks{"d_sinks", "--d-sinks", "gradient of sinks, f32 [heads]"};
 
   std::string layout = "bshd";
-  AttentionOptions options;  // without its tensors
+  AttentionOptions options;        // without its tensors
+  std::string k_format, v_format;  // a cache in these formats instead of the tensors; empty: none
   std::string backend = "auto";
   int64_t threads = 0;
   bool json = false;
 
   bool backward() const { return static_cast<bool>(dout); }
+  bool cached() const { return !k_format.empty() || !v_format.empty(); }
   std::vector<TensorFlag*> inputs();
   std::vector<TensorFlag*> outputs();
   std::vector<TensorFlag*> flags();
 };
 
+// --causal, --diagonal and --window; --softcap and --scale. `options` must live as long as `app` parses.
+void declare_mask(CLI::App& app, AttentionOptions& options);
+void declare_scores(CLI::App& app, AttentionOptions& options);
 // Declares the flags on `app`; `arguments` must live as long.
 void declare(CLI::App& app, RunArguments& arguments);
 // What cannot be said flag by flag: combinations. Throws Error.
