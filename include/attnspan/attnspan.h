@@ -185,6 +185,88 @@ attnspan_status attnspan_paged_cache(const attnspan_tensor* key, const attnspan_
 int32_t attnspan_backend_count(void);
 attnspan_status attnspan_backend_at(int32_t index, attnspan_backend_info* info);
 
+/* ---- KvCache: keys and values of many sequences in pages (kv_cache.hpp has the meanings)
+ *
+ * A cache is used by one thread at a time. */
+
+typedef struct attnspan_kv_cache attnspan_kv_cache;
+
+enum { ATTNSPAN_ENCODE_QUALITY = 0, ATTNSPAN_ENCODE_FAST = 1 };
+
+typedef struct attnspan_kv_cache_config {
+  size_t struct_size;
+  int64_t kv_heads;
+  int64_t head_dim;
+  int64_t head_dim_v; /* 0 = head_dim */
+  int32_t key_format, value_format;
+  int32_t value_is_key; /* MLA: a value is the first head_dim_v of its key */
+  int32_t encode_mode;
+  int64_t page_size; /* a power of two >= 16 */
+  int64_t batch;     /* sequences at the start */
+  int64_t max_pages; /* 0 = no limit */
+  int64_t reserve_tokens;
+  int64_t window;       /* keys that the newest token sees; -1 = all */
+  int64_t first_tokens; /* with formats of their own, never recycled */
+  int32_t first_key_format, first_value_format;
+  int32_t threads; /* of append; 0 = all */
+  int32_t reserved;
+} attnspan_kv_cache_config;
+
+typedef struct attnspan_kv_cache_memory {
+  size_t struct_size;
+  int64_t bytes_per_token, first_bytes_per_token;
+  int64_t pages_used, pages_shared, pages_reserved;
+  int64_t bytes_used, bytes_reserved;
+  int64_t tokens;
+  int64_t saturated_scales; /* stored as 65504 since the cache was made or loaded */
+} attnspan_kv_cache_memory;
+
+/* config: null = defaults (attnspan_kv_cache_config_init). Destroy what was created, converted or loaded. */
+attnspan_status attnspan_kv_cache_create(const attnspan_kv_cache_config* config, attnspan_kv_cache** cache);
+void attnspan_kv_cache_destroy(attnspan_kv_cache* cache); /* null is fine */
+attnspan_status attnspan_kv_cache_get_config(const attnspan_kv_cache* cache,
+                                             attnspan_kv_cache_config* config);
+attnspan_status attnspan_kv_cache_get_memory(const attnspan_kv_cache* cache,
+                                             attnspan_kv_cache_memory* memory);
+
+/* Sequences, released ones included; tokens of one; the first position that a window has left of it. */
+attnspan_status attnspan_kv_cache_batch(const attnspan_kv_cache* cache, int64_t* batch);
+attnspan_status attnspan_kv_cache_seqlen(const attnspan_kv_cache* cache, int64_t sequence, int64_t* tokens);
+attnspan_status attnspan_kv_cache_first_position(const attnspan_kv_cache* cache, int64_t sequence,
+                                                 int64_t* position);
+
+/* key [tokens, kv_heads, head_dim] and value [tokens, kv_heads, head_dim_v] to the end of one sequence; or
+ * sequence = ATTNSPAN_EVERY_SEQUENCE and a leading dimension of batch. value is null where values are part of
+ * keys. saturated may be null: how many scales saturated. On an error nothing was appended. */
+#define ATTNSPAN_EVERY_SEQUENCE (-1)
+attnspan_status attnspan_kv_cache_append(attnspan_kv_cache* cache, int64_t sequence,
+                                         const attnspan_tensor* key, const attnspan_tensor* value,
+                                         int64_t* saturated);
+/* Keeps the first tokens of a sequence. */
+attnspan_status attnspan_kv_cache_trim(attnspan_kv_cache* cache, int64_t sequence, int64_t tokens);
+attnspan_status attnspan_kv_cache_add_sequence(attnspan_kv_cache* cache, int64_t* sequence);
+/* A new sequence that shares the pages of `source`; whoever writes to a shared page gets a copy. */
+attnspan_status attnspan_kv_cache_fork(attnspan_kv_cache* cache, int64_t source, int64_t* sequence);
+attnspan_status attnspan_kv_cache_release(attnspan_kv_cache* cache, int64_t sequence);
+
+/* The view over all sequences for attnspan_forward and attnspan_decode, valid until the cache changes. A
+ * cache with first tokens needs two spans: refused. */
+attnspan_status attnspan_kv_cache_view(const attnspan_kv_cache* cache, attnspan_kv_view* view);
+/* Attention over `count` sequences (null: all), first tokens and windows included. args without key, value
+ * and cache. */
+attnspan_status attnspan_kv_cache_forward(const attnspan_kv_cache* cache, const int64_t* sequences,
+                                          int64_t count, const attnspan_forward_args* args,
+                                          const attnspan_execution* execution, attnspan_result* result);
+
+/* The same tokens in other formats. The cache itself stays. */
+attnspan_status attnspan_kv_cache_convert(const attnspan_kv_cache* cache, int32_t key_format,
+                                          int32_t value_format, int32_t encode_mode,
+                                          attnspan_kv_cache** converted);
+/* A file that holds the old cache or the new one, whole, at any moment; and one that is mapped and checked.
+ */
+attnspan_status attnspan_kv_cache_save(const attnspan_kv_cache* cache, const char* path);
+attnspan_status attnspan_kv_cache_load(const char* path, int32_t threads, attnspan_kv_cache** cache);
+
 /* ---- structs with their sizes and defaults */
 
 #ifdef __cplusplus
@@ -207,12 +289,26 @@ ATTNSPAN_DEFINE_INIT(attnspan_merge_args)
 ATTNSPAN_DEFINE_INIT(attnspan_execution)
 ATTNSPAN_DEFINE_INIT(attnspan_result)
 ATTNSPAN_DEFINE_INIT(attnspan_backend_info)
+ATTNSPAN_DEFINE_INIT(attnspan_kv_cache_memory)
 
 static inline attnspan_options attnspan_options_init(void) {
   attnspan_options value = ATTNSPAN_ZERO;
   value.struct_size = sizeof(value);
   value.window_left = -1;
   value.window_right = -1;
+  return value;
+}
+
+static inline attnspan_kv_cache_config attnspan_kv_cache_config_init(void) {
+  attnspan_kv_cache_config value = ATTNSPAN_ZERO;
+  value.struct_size = sizeof(value);
+  value.kv_heads = 1;
+  value.head_dim = 64;
+  value.key_format = value.value_format = ATTNSPAN_KV_F16;
+  value.first_key_format = value.first_value_format = ATTNSPAN_KV_F16;
+  value.page_size = 64;
+  value.batch = 1;
+  value.window = -1;
   return value;
 }
 

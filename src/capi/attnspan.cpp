@@ -2,42 +2,29 @@
 
 #include "attnspan/attnspan.h"
 
-#include <exception>
-#include <new>
 #include <string>
 
 #include "capi/convert.hpp"
+#include "capi/status.hpp"
 #include "core/validation.hpp"
 
 namespace attnspan::capi {
-namespace {
 
-thread_local std::string last_error;
+std::string& last_error() noexcept {
+  thread_local std::string message;
+  return message;
+}
 
 attnspan_status failed(attnspan_status status, const char* message) noexcept {
   try {
-    last_error = message;
+    last_error() = message;
   } catch (...) {  // no memory for the message
-    last_error.clear();
+    last_error().clear();
   }
   return status;
 }
 
-template <typename Call>
-attnspan_status guarded(Call call) noexcept {
-  try {
-    call();
-    return ATTNSPAN_OK;
-  } catch (const Error& error) {
-    return failed(static_cast<attnspan_status>(error.code()), error.what());
-  } catch (const std::bad_alloc&) {
-    return failed(ATTNSPAN_OUT_OF_MEMORY, "out of memory");
-  } catch (const std::exception& error) {
-    return failed(ATTNSPAN_INTERNAL, error.what());
-  } catch (...) {
-    return failed(ATTNSPAN_INTERNAL, "an exception of unknown type");
-  }
-}
+namespace {
 
 void throw_unless(const Support& support, const char* backend) {
   if (!support) throw Error(ErrorCode::unsupported, backend, support.reason);
@@ -61,7 +48,7 @@ extern "C" {
 
 const char* attnspan_version(void) { return ATTNSPAN_VERSION; }
 
-const char* attnspan_last_error(void) { return last_error.c_str(); }
+const char* attnspan_last_error(void) { return last_error().c_str(); }
 
 attnspan_status attnspan_forward(const attnspan_forward_args* args, const attnspan_execution* execution,
                                  attnspan_result* result) {
