@@ -6,7 +6,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 root=$(realpath -m "${1:-.deps/dawn-root}")
-packages=libwebgpu-dawn-dev,mesa-vulkan-drivers,g++,cmake,ninja-build,pkg-config,libhwy-dev,libtbb-dev,libgtest-dev,nlohmann-json3-dev,libcli11-dev
+packages=libwebgpu-dawn-dev,mesa-vulkan-drivers,g++,cmake,ninja-build,pkg-config,libhwy-dev,libtbb-dev,libgtest-dev,libgmock-dev,nlohmann-json3-dev,libcli11-dev,libxxhash-dev
 mirror=$(sed -n 's/^URIs: *\([^ ]*\).*/\1/p; s/^deb [^h]*\(http[^ ]*\).*/\1/p' /etc/apt/sources.list.d/debian.sources \
   /etc/apt/sources.list 2>/dev/null | head -1)
 if [ ! -e "$root/usr/lib/x86_64-linux-gnu/cmake/Dawn/DawnConfig.cmake" ] || [ ! -e "$root/usr/include/hwy" ]; then
@@ -23,7 +23,7 @@ if [ ! -e "$root/opt/swiftshader/libvk_swiftshader.so" ]; then
 fi
 mkdir -p "$root/src"
 git ls-files -z --cached --others --exclude-standard | tar --null -T - -cf - | tar -xf - -C "$root/src"
-chroot "$root" sh -c "cd /src && cmake -G Ninja -B build/dawn -DCMAKE_BUILD_TYPE=Release -DATTNSPAN_CUDA=OFF \
+chroot "$root" sh -c "cd /src && cmake -Wno-dev -G Ninja -B build/dawn -DCMAKE_BUILD_TYPE=Release -DATTNSPAN_CUDA=OFF \
   -DATTNSPAN_WEBGPU=dawn -DATTNSPAN_BUILD_CLI=OFF -DATTNSPAN_CPU_TARGETS=one >build.log && ninja -C build/dawn grid_test webgpu_test"
 for driver in /usr/share/vulkan/icd.d/lvp_icd.json /opt/swiftshader/vk_swiftshader_icd.json; do
   echo "== $driver"

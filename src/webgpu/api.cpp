@@ -31,6 +31,10 @@ bool resolve(void* library, Api& api, std::string& reason) {
   ATTNSPAN_WEBGPU_CALLS(ATTNSPAN_WEBGPU_FIND)
 #undef ATTNSPAN_WEBGPU_FIND
   find(library, "wgpuDevicePoll", api.DevicePoll);
+#ifdef ATTNSPAN_WEBGPU_DAWN
+  find(library, "wgpuAdapterPropertiesSubgroupMatrixConfigsFreeMembers",
+       api.AdapterPropertiesSubgroupMatrixConfigsFreeMembers);
+#endif
   return true;
 }
 

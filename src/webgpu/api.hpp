@@ -17,27 +17,27 @@ namespace attnspan::webgpu {
   CALL(InstanceRelease)                                                                                      \
   CALL(AdapterGetInfo)                                                                                       \
   CALL(AdapterInfoFreeMembers)                                                                               \
-  CALL(AdapterGetLimits) CALL(AdapterHasFeature) CALL(AdapterRequestDevice) CALL(AdapterRelease)             \
-      CALL(DeviceGetQueue) CALL(DeviceCreateBuffer) CALL(DeviceCreateShaderModule) CALL(                     \
-          DeviceCreateBindGroupLayout) CALL(DeviceCreatePipelineLayout) CALL(DeviceCreateComputePipeline)    \
-          CALL(DeviceCreateBindGroup) CALL(DeviceCreateCommandEncoder) CALL(DeviceCreateQuerySet)            \
-              CALL(DevicePushErrorScope) CALL(DevicePopErrorScope) CALL(DeviceDestroy) CALL(DeviceRelease)   \
-                  CALL(BufferGetSize) CALL(BufferMapAsync) CALL(BufferGetConstMappedRange) CALL(BufferUnmap) \
-                      CALL(BufferRelease) CALL(CommandEncoderBeginComputePass)                               \
-                          CALL(CommandEncoderCopyBufferToBuffer) CALL(CommandEncoderClearBuffer)             \
-                              CALL(CommandEncoderResolveQuerySet) CALL(CommandEncoderFinish)                 \
-                                  CALL(CommandEncoderRelease) CALL(ComputePassEncoderSetPipeline)            \
-                                      CALL(ComputePassEncoderSetBindGroup)                                   \
-                                          CALL(ComputePassEncoderDispatchWorkgroups)                         \
-                                              CALL(ComputePassEncoderEnd) CALL(ComputePassEncoderRelease)    \
-                                                  CALL(QueueSubmit) CALL(QueueWriteBuffer)                   \
-                                                      CALL(QueueOnSubmittedWorkDone) CALL(QueueRelease)      \
-                                                          CALL(CommandBufferRelease) CALL(BindGroupRelease)  \
-                                                              CALL(BindGroupLayoutRelease)                   \
-                                                                  CALL(PipelineLayoutRelease)                \
-                                                                      CALL(ComputePipelineRelease)           \
-                                                                          CALL(ShaderModuleRelease)          \
-                                                                              CALL(QuerySetRelease)
+  CALL(AdapterGetLimits)                                                                                     \
+  CALL(AdapterHasFeature)                                                                                    \
+  CALL(AdapterRequestDevice) CALL(AdapterRelease) CALL(DeviceGetQueue) CALL(DeviceCreateBuffer)              \
+      CALL(DeviceCreateShaderModule) CALL(DeviceCreateBindGroupLayout) CALL(DeviceCreatePipelineLayout)      \
+          CALL(DeviceCreateComputePipeline) CALL(DeviceCreateBindGroup) CALL(DeviceCreateCommandEncoder)     \
+              CALL(DeviceCreateQuerySet) CALL(DevicePushErrorScope) CALL(DevicePopErrorScope)                \
+                  CALL(DeviceDestroy) CALL(DeviceRelease) CALL(BufferGetSize) CALL(BufferMapAsync)           \
+                      CALL(BufferGetConstMappedRange) CALL(BufferUnmap) CALL(BufferRelease)                  \
+                          CALL(CommandEncoderBeginComputePass) CALL(CommandEncoderCopyBufferToBuffer)        \
+                              CALL(CommandEncoderClearBuffer) CALL(CommandEncoderResolveQuerySet)            \
+                                  CALL(CommandEncoderFinish) CALL(CommandEncoderRelease) CALL(               \
+                                      ComputePassEncoderSetPipeline) CALL(ComputePassEncoderSetBindGroup)    \
+                                      CALL(ComputePassEncoderDispatchWorkgroups) CALL(ComputePassEncoderEnd) \
+                                          CALL(ComputePassEncoderRelease) CALL(QueueSubmit)                  \
+                                              CALL(QueueWriteBuffer) CALL(QueueOnSubmittedWorkDone)          \
+                                                  CALL(QueueRelease) CALL(CommandBufferRelease)              \
+                                                      CALL(BindGroupRelease) CALL(BindGroupLayoutRelease)    \
+                                                          CALL(PipelineLayoutRelease)                        \
+                                                              CALL(ComputePipelineRelease)                   \
+                                                                  CALL(ShaderModuleRelease)                  \
+                                                                      CALL(QuerySetRelease)
 
 struct Api {
 #define ATTNSPAN_WEBGPU_MEMBER(name) WGPUProc##name name = nullptr;
@@ -45,6 +45,11 @@ struct Api {
 #undef ATTNSPAN_WEBGPU_MEMBER
   // wgpu-native's own: runs the callbacks of a device, and waits for its work. Null in other implementations.
   uint32_t (*DevicePoll)(WGPUDevice device, uint32_t wait, const uint64_t* submission) = nullptr;
+
+#ifdef ATTNSPAN_WEBGPU_DAWN
+  WGPUProcAdapterPropertiesSubgroupMatrixConfigsFreeMembers
+      AdapterPropertiesSubgroupMatrixConfigsFreeMembers = nullptr;
+#endif
 
   std::string library;  // the file that was loaded
 };

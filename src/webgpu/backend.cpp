@@ -15,7 +15,8 @@ std::string describe(const Capabilities& c) {
   if (c.f16) text += ", f16";
   if (c.subgroups)
     text += ", subgroups of " + std::to_string(c.subgroup_min) + " to " + std::to_string(c.subgroup_max);
-  if (c.subgroup_matrix) text += ", subgroup matrices";
+  if (c.matrix > 0)
+    text += ", subgroup matrices of " + std::to_string(c.matrix) + " x " + std::to_string(c.matrix);
   if (c.timestamps) text += ", timestamps";
   return text;
 }

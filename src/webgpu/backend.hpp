@@ -9,9 +9,19 @@ namespace attnspan::webgpu {
 // Where one workgroup serves one row: rows beyond this many go to the grid's second dimension.
 inline constexpr uint32_t kGridWidth = 32768;
 
+// Tiles that a benchmark tries instead of the table's choice.
+struct ForcedTiles {
+  const ForwardTile* forward = nullptr;
+  const MatrixTile* matrix = nullptr;
+  const DecodeTile* decode = nullptr;
+  bool no_matrix = false;
+  uint32_t busy_workgroups = 0;
+};
+
 struct Context {
   GpuDevice& device;
   Pipelines& pipelines;
+  ForcedTiles forced = {};
 };
 
 void record_forward(Context& context, Commands& commands, const Problem& problem);
@@ -20,6 +30,10 @@ void record_merge(Context& context, Commands& commands, const MergeProblem& prob
 
 // The first tile of the table that serves rows of `width` values within the adapter's limits.
 const ForwardTile& forward_tile(const Capabilities& capabilities, int64_t width);
+
+// What attention_forward_matrix.wgsl needs before its first line.
+std::string matrix_prelude(const Capabilities& capabilities, const MatrixTile& tile, int64_t head_dim,
+                           int64_t head_dim_v);
 
 // ---- steps that several phases use (merge.cpp)
 

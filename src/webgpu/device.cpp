@@ -1,5 +1,6 @@
 #include "webgpu/device.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -123,7 +124,32 @@ void GpuDevice::read_capabilities() {
   capabilities_.subgroups = has(WGPUFeatureName_Subgroups);
   capabilities_.timestamps = has(WGPUFeatureName_TimestampQuery);
 #ifdef ATTNSPAN_WEBGPU_DAWN
-  capabilities_.subgroup_matrix = has(WGPUFeatureName_ChromiumExperimentalSubgroupMatrix);
+  if (has(WGPUFeatureName_ChromiumExperimentalSubgroupMatrix)) read_matrix_shapes();
+#endif
+}
+
+// Square shapes of f16 factors and f32 sums, where every subgroup of the device has the same size.
+void GpuDevice::read_matrix_shapes() {
+#ifdef ATTNSPAN_WEBGPU_DAWN
+  if (!capabilities_.f16 || !capabilities_.subgroups ||
+      capabilities_.subgroup_min != capabilities_.subgroup_max)
+    return;
+  WGPUAdapterPropertiesSubgroupMatrixConfigs shapes{};
+  shapes.chain.sType = WGPUSType_AdapterPropertiesSubgroupMatrixConfigs;
+  WGPUAdapterInfo info{};
+  info.nextInChain = &shapes.chain;
+  api_.AdapterGetInfo(adapter_, &info);
+  for (size_t i = 0; i < shapes.configCount; ++i) {
+    const WGPUSubgroupMatrixConfig& shape = shapes.configs[i];
+    if (shape.componentType != WGPUSubgroupMatrixComponentType_F16 ||
+        shape.resultComponentType != WGPUSubgroupMatrixComponentType_F32 || shape.M != shape.N ||
+        shape.M != shape.K)
+      continue;
+    if (shape.M <= capabilities_.subgroup_min) capabilities_.matrix = std::max(capabilities_.matrix, shape.M);
+  }
+  if (api_.AdapterPropertiesSubgroupMatrixConfigsFreeMembers != nullptr)
+    api_.AdapterPropertiesSubgroupMatrixConfigsFreeMembers(shapes);
+  api_.AdapterInfoFreeMembers(info);
 #endif
 }
 
@@ -146,7 +172,7 @@ bool GpuDevice::request_device(std::string& reason) {
   if (c.subgroups) features.push_back(WGPUFeatureName_Subgroups);
   if (c.timestamps) features.push_back(WGPUFeatureName_TimestampQuery);
 #ifdef ATTNSPAN_WEBGPU_DAWN
-  if (c.subgroup_matrix) features.push_back(WGPUFeatureName_ChromiumExperimentalSubgroupMatrix);
+  if (c.matrix > 0) features.push_back(WGPUFeatureName_ChromiumExperimentalSubgroupMatrix);
 #endif
   WGPUDeviceDescriptor descriptor{};
   descriptor.requiredFeatureCount = features.size();

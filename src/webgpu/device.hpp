@@ -24,7 +24,8 @@ struct Capabilities {
   uint64_t buffer_bytes = 0;
   uint32_t offset_alignment = 256;
   uint32_t subgroup_min = 0, subgroup_max = 0;
-  bool f16 = false, subgroups = false, subgroup_matrix = false, timestamps = false;
+  bool f16 = false, subgroups = false, timestamps = false;
+  uint32_t matrix = 0;  // side of a square subgroup matrix, f16 factors and f32 sums; 0 = none
 };
 
 class GpuDevice final : public DeviceMemory {
@@ -57,6 +58,7 @@ class GpuDevice final : public DeviceMemory {
   bool request_adapter(std::string& reason);
   bool request_device(std::string& reason);
   void read_capabilities();
+  void read_matrix_shapes();
   void wait(WGPUFuture future, const bool& done);
 
   const Api& api_;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <span>
 
 #include "kv/format.hpp"
 #include "kv/tbq4_constants.hpp"
@@ -45,7 +46,8 @@ void dispatch_forward(Context& context, Commands& commands, const Problem& probl
                       const Operands& o) {
   set_operands(p, o);
   const Capabilities& c = context.device.capabilities();
-  const ForwardTile& tile = forward_tile(c, o.width);
+  const ForwardTile& tile =
+      context.forced.forward != nullptr ? *context.forced.forward : forward_tile(c, o.width);
   Specialisation s{"attention_forward", "forward", "", {}};
   s.constants = {{"THREADS", tile.threads()},      {"TILE_ROWS", tile.rows},
                  {"TILE_KEYS", tile.keys},         {"DIM_QUADS", tile.dim_quads},
@@ -59,6 +61,40 @@ void dispatch_forward(Context& context, Commands& commands, const Problem& probl
                                          : (problem.seqlen_q + tile.rows - 1) / tile.rows;
   commands.dispatch(context.pipelines.get(s, kBindings), &p, sizeof(p), bindings_of(o),
                     static_cast<uint32_t>(tiles) * p.splits, p.heads, problem.packed() ? 1 : p.batch);
+}
+
+// ---- attention_forward_matrix.wgsl
+
+// Null where the problem or the adapter does not suit it.
+const MatrixTile* plan_matrix(const Context& context, const Problem& problem, const Operands& o) {
+  const Capabilities& c = context.device.capabilities();
+  const auto whole_vectors = [](const BoundRows& rows) {
+    const RowsParams& p = rows.params;
+    return rows.binding.buffer != nullptr && (p.base | p.batch | p.head | p.row) % 16 == 0;
+  };
+  if (c.matrix == 0 || context.forced.no_matrix || problem.dtype != DType::f16 || problem.cache != nullptr ||
+      std::max(problem.head_dim, problem.head_dim_v) > kWidestMatrixRow || !whole_vectors(o.query) ||
+      !whole_vectors(o.key) || !whole_vectors(o.value))
+    return nullptr;
+  if (context.forced.matrix != nullptr) return context.forced.matrix;
+  for (const MatrixTile& tile : kMatrixTiles) {
+    if (tile.storage_bytes(c.matrix, kWidestMatrixRow) <= c.workgroup_storage) return &tile;
+  }
+  return nullptr;
+}
+
+void dispatch_matrix(Context& context, Commands& commands, const Problem& problem, Params& p,
+                     const Operands& o, const MatrixTile& tile) {
+  set_operands(p, o);
+  const Capabilities& c = context.device.capabilities();
+  const std::string prelude = matrix_prelude(c, tile, problem.head_dim, problem.head_dim_v);
+  const int64_t rows = c.matrix * tile.subgroups;
+  const int64_t tiles =
+      problem.packed() ? problem.seqlen_q / rows + problem.batch : (problem.seqlen_q + rows - 1) / rows;
+  commands.dispatch(context.pipelines.get({"attention_forward_matrix", "forward", prelude, {}}, "urrrrww"),
+                    &p, sizeof(p),
+                    {o.query.binding, o.key.binding, o.value.binding, o.side, o.out.binding, o.lse.binding},
+                    static_cast<uint32_t>(tiles), p.heads, problem.packed() ? 1 : p.batch);
 }
 
 // ---- attention_decode.wgsl
@@ -106,7 +142,8 @@ struct DecodePlan {
 
 constexpr int64_t kDecodeRows = 16;  // more rows keep the tiles of attention_forward.wgsl busy
 
-DecodePlan plan_decode(const Capabilities& c, const Problem& problem, const Params& p, const Operands& o) {
+DecodePlan plan_decode(const Context& context, const Problem& problem, const Params& p, const Operands& o) {
+  const Capabilities& c = context.device.capabilities();
   DecodePlan plan;
   const int64_t pairs = problem.seqlen_q * problem.group();
   if (problem.packed() || problem.seqlen_q > kDecodeRows || pairs > 4 * kDecodeRows ||
@@ -120,7 +157,10 @@ DecodePlan plan_decode(const Capabilities& c, const Problem& problem, const Para
   const auto wanted =
       static_cast<uint32_t>(std::bit_ceil(static_cast<uint64_t>(std::min(pairs, kDecodeRows))));
   const uint32_t rows = c.software ? std::max<uint32_t>(wanted, 4) : wanted;
-  for (const DecodeTile& tile : kDecodeTiles) {
+  const std::span<const DecodeTile> tiles = context.forced.decode != nullptr
+                                                ? std::span(context.forced.decode, 1)
+                                                : std::span<const DecodeTile>(kDecodeTiles);
+  for (const DecodeTile& tile : tiles) {
     const bool enough =
         tile.rows >= rows || tile.storage_bytes(2 * tile.rows, kept_quads) > c.workgroup_storage;
     const uint32_t used = std::min(tile.rows, rows);
@@ -195,9 +235,11 @@ void rotate_query_for(Context& context, Commands& commands, const Problem& probl
 constexpr int64_t kBusyWorkgroups = 1024;
 constexpr int64_t kMaxSplits = 256;  // what attention_merge.wgsl joins
 
-void set_splits(const Capabilities& c, const Problem& problem, int64_t workgroups, Params& p) {
+void set_splits(const Context& context, const Problem& problem, int64_t workgroups, Params& p) {
+  const Capabilities& c = context.device.capabilities();
+  const int64_t busy = context.forced.busy_workgroups > 0 ? context.forced.busy_workgroups : kBusyWorkgroups;
   p.min_split_keys = c.software ? 64 : 256;
-  p.max_splits = static_cast<uint32_t>(std::clamp<int64_t>(kBusyWorkgroups / workgroups, 1, kMaxSplits));
+  p.max_splits = static_cast<uint32_t>(std::clamp<int64_t>(busy / workgroups, 1, kMaxSplits));
   const int64_t longest = (problem.seqlen_k + p.min_split_keys - 1) / p.min_split_keys;
   p.splits = static_cast<uint32_t>(std::clamp<int64_t>(longest, 1, p.max_splits));
 }
@@ -224,16 +266,20 @@ void record_forward(Context& context, Commands& commands, const Problem& problem
   o.side = bind_side(device, commands, problem, p);
   rotate_query_for(context, commands, problem, p, o);
 
-  const DecodePlan decode = plan_decode(c, problem, p, o);
+  const DecodePlan decode = plan_decode(context, problem, p, o);
   if (decode.rows > 0) {
-    set_splits(c, problem, problem.kv_heads * decode.row_tiles, p);
+    set_splits(context, problem, problem.kv_heads * decode.row_tiles, p);
   } else if (problem.cache != nullptr) {
     const int64_t rows = forward_tile(c, o.width).rows;
-    set_splits(c, problem, problem.heads * ((problem.seqlen_q + rows - 1) / rows), p);
+    set_splits(context, problem, problem.heads * ((problem.seqlen_q + rows - 1) / rows), p);
   }
   if (decode.rows == 0 && p.splits == 1 && o.rotated_block == 0) {
     p.out_format = plain_loader(problem.dtype);
-    dispatch_forward(context, commands, problem, p, o);
+    if (const MatrixTile* tile = plan_matrix(context, problem, o)) {
+      dispatch_matrix(context, commands, problem, p, o, *tile);
+    } else {
+      dispatch_forward(context, commands, problem, p, o);
+    }
     return;
   }
   const uint32_t sinks = p.sinks;

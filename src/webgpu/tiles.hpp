@@ -36,6 +36,26 @@ inline constexpr ForwardTile kForwardTiles[] = {
     {576, 32, 32, 8, 4, 18},
 };
 
+// attention_forward_matrix.wgsl: rows = matrix * subgroups, keys = matrix * key_tiles.
+struct MatrixTile {
+  uint32_t subgroups, key_tiles;
+
+  uint32_t storage_bytes(uint32_t matrix, uint32_t widest) const {
+    const uint32_t rows = matrix * subgroups, keys = matrix * key_tiles;
+    return 2 * (rows > keys ? rows : keys) * (widest + 8) + 4 * rows * (keys + 4) + 2 * rows * (keys + 8) +
+           4 * rows + 64;
+  }
+};
+
+inline constexpr uint32_t kWidestMatrixRow = 128;  // wider rows of out would not fit the registers
+
+inline constexpr MatrixTile kMatrixTiles[] = {
+    {4, 4},  // 64 x 64 on 16 x 16 matrices: 44 KB at 128 columns
+    {4, 2},  // 32 KB
+    {2, 2},  // 15 KB
+    {1, 2},
+};
+
 // attention_decode.wgsl. Rows are the (query row, head) pairs that share each loaded key.
 struct DecodeTile {
   uint32_t threads;     // keys of a tile; 8 columns of the value a thread
