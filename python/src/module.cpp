@@ -78,4 +78,5 @@ NB_MODULE(_core, module) {
              "Every backend in order of preference: name, available, device, and a description or the reason "
              "why not.");
   bind_attention(module);
+  bind_kv_cache(module);
 }
