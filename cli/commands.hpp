@@ -19,6 +19,7 @@ struct Command {
 
 Command add_cache(CLI::App& root);
 Command add_check(CLI::App& root);
+Command add_demo(CLI::App& root);
 Command add_info(CLI::App& root);
 Command add_plan(CLI::App& root);
 Command add_run(CLI::App& root);

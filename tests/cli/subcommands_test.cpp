@@ -40,6 +40,23 @@ TEST(Info, ListsEveryBackendWithDeviceOrReason) {
   EXPECT_THAT(run_command(TempFolder(), "info").out, HasSubstr("reference"));
 }
 
+TEST(Demo, RunsEveryPhaseOnTheExamples) {
+  const Outcome outcome = run_command(TempFolder(), "demo --data '" ATTNSPAN_EXAMPLES_DATA "'");
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(outcome.err, "");  // no progress in a pipe
+  for (const char* text : {"cpu", "reference", "forward", "backward", "cache tbq4", "Next:"}) {
+    EXPECT_THAT(outcome.out, HasSubstr(text));
+  }
+  EXPECT_THAT(outcome.out, testing::Not(HasSubstr("nan")));
+  EXPECT_THAT(outcome.out, testing::Not(HasSubstr("refused")));
+}
+
+TEST(Demo, SaysWhereTheDataShouldBe) {
+  const Outcome outcome = run_command(TempFolder(), "demo --data /nowhere");
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("--data /nowhere: is no folder"));
+}
+
 TEST(Check, CountsProblemsAndSucceeds) {
   const Outcome outcome =
       run_command(TempFolder(), "check --quick --backend reference --phase decode --json");
