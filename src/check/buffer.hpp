@@ -24,6 +24,11 @@ const char* name_of(Layout layout);
 class Buffer {
  public:
   Buffer() = default;
+  Buffer(Buffer&&) = default;
+  Buffer& operator=(Buffer&&) = default;
+  Buffer(const Buffer&) = delete;  // a copy's tensor would point into the original
+  Buffer& operator=(const Buffer&) = delete;
+
   // NaN everywhere (int32: a large negative number)
   static Buffer poisoned(const std::vector<int64_t>& shape, DType dtype, Layout layout = Layout::bshd);
 
