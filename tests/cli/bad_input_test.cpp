@@ -193,7 +193,21 @@ const BadInput kTable[] = {
     {GOOD "--out", "--out", "", "1 required"},
 };
 
-class BadInputTest : public testing::TestWithParam<BadInput> {};
+// One folder for all: a command that fails leaves it as it was.
+class BadInputTest : public testing::TestWithParam<BadInput> {
+ protected:
+  static const TempFolder& folder() {
+    static const TempFolder folder;
+    static const bool filled = [] {
+      write_good_files(folder);
+      write_wrong_tensors(folder);
+      write_broken_files(folder);
+      return true;
+    }();
+    EXPECT_TRUE(filled);
+    return folder;
+  }
+};
 
 std::string with_folder(std::string text, const TempFolder& folder) {
   const size_t at = text.find('%');
@@ -202,20 +216,16 @@ std::string with_folder(std::string text, const TempFolder& folder) {
 
 TEST_P(BadInputTest, OneLineAndNoOutput) {
   const BadInput& bad = GetParam();
-  const TempFolder folder;
-  write_good_files(folder);
-  write_wrong_tensors(folder);
-  write_broken_files(folder);
-  const std::vector<std::string> before = folder.names();
-  const Outcome outcome = run_command(folder, std::string("run ") + bad.arguments);
+  const std::vector<std::string> before = folder().names();
+  const Outcome outcome = run_command(folder(), std::string("run ") + bad.arguments);
   EXPECT_EQ(outcome.status, 2);
   EXPECT_EQ(outcome.out, "");
   EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
   EXPECT_THAT(outcome.err, testing::StartsWith("attnspan"));
-  EXPECT_THAT(outcome.err, HasSubstr(with_folder(bad.names, folder)));
+  EXPECT_THAT(outcome.err, HasSubstr(with_folder(bad.names, folder())));
   EXPECT_THAT(outcome.err, HasSubstr(bad.found));
   EXPECT_THAT(outcome.err, HasSubstr(bad.expected));
-  EXPECT_EQ(folder.names(), before);
+  EXPECT_EQ(folder().names(), before);
 }
 
 INSTANTIATE_TEST_SUITE_P(Run, BadInputTest, testing::ValuesIn(kTable));

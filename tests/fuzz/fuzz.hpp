@@ -1,6 +1,6 @@
 #pragma once
-// What every parser promises, whatever it is given: a result that keeps its word, or one Error with a message of
-// one line. Anything else ends the program, which is how a fuzzer learns of it.
+// What every parser promises, whatever it is given: a result that keeps its word, or one Error with a message
+// of one line. Anything else ends the program, which is how a fuzzer learns of it.
 
 #include <cstdio>
 #include <cstdlib>

@@ -17,7 +17,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const KvCache cache = KvCache::load("/proc/self/fd/" + std::to_string(file), 1);
     // An accepted cache can be read to its last row.
     const KvCacheConfig& config = cache.config();
-    std::vector<float> row(static_cast<size_t>(config.kv_heads * std::max(config.head_dim, config.head_dim_v)));
+    std::vector<float> row(
+        static_cast<size_t>(config.kv_heads * std::max(config.head_dim, config.head_dim_v)));
     for (int64_t sequence = 0; sequence < cache.batch(); ++sequence) {
       if (cache.seqlen(sequence) == 0) continue;
       cache.read_key(sequence, cache.seqlen(sequence) - 1, row.data());

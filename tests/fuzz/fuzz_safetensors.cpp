@@ -14,7 +14,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const std::span<const std::byte, 8> prefix(reinterpret_cast<const std::byte*>(data), 8);
     const int64_t header_bytes = io::safetensors_header_bytes(prefix, file_size, "input");
     fuzz::check(header_bytes >= 0 && 8 + header_bytes <= file_size, "the header lies in the file");
-    const std::span<const char> text(reinterpret_cast<const char*>(data) + 8, static_cast<size_t>(header_bytes));
+    const std::span<const char> text(reinterpret_cast<const char*>(data) + 8,
+                                     static_cast<size_t>(header_bytes));
     const io::SafetensorsHeader header = io::parse_safetensors_header(text, file_size, "input");
     for (const auto& [name, entry] : header.tensors) {
       fuzz::check(8 + header_bytes <= entry.begin && entry.begin <= entry.end && entry.end <= file_size,

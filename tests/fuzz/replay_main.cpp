@@ -1,5 +1,5 @@
-// Runs a fuzz target once over each file, and each file of each folder, that is named: what libFuzzer's own main
-// does with files, for compilers that have no libFuzzer.
+// Runs a fuzz target once over each file, and each file of each folder, that is named: what libFuzzer's own
+// main does with files, for compilers that have no libFuzzer.
 
 #include <cstddef>
 #include <cstdint>

@@ -4,5 +4,5 @@
 fuzzer=$1 corpus=$2
 shift 2
 mkdir -p "$corpus"
-exec "$fuzzer" -max_total_time="${ATTNSPAN_FUZZ_SECONDS:-10}" -max_len=4096 -timeout=10 -rss_limit_mb=2048 -verbosity=0 \
+exec "$fuzzer" -max_total_time="${ATTNSPAN_FUZZ_SECONDS:-10}" -timeout=10 -rss_limit_mb=2048 -verbosity=0 \
   -print_final_stats=1 -artifact_prefix="$corpus-failed-" "$corpus" "$@"
