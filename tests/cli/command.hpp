@@ -11,6 +11,8 @@
 
 #include "../io/temp_folder.hpp"
 #include "core/dtype.hpp"
+#include "io/npy.hpp"
+#include "io/safetensors.hpp"
 #include "io/tensor_file.hpp"
 
 namespace attnspan::cli_test {
@@ -54,11 +56,13 @@ inline TensorBuffer int_tensor(const std::vector<int32_t>& values) {
   return buffer;
 }
 
-inline void save(const std::string& address, const TensorBuffer& buffer) {
-  io::OutputSet outputs;
-  outputs.add(io::parse_address(address), buffer.dtype());
-  outputs.set(io::parse_address(address), buffer);
-  outputs.write();
+// Not through OutputSet, which waits for the disk.
+inline void save(const std::string& text, const TensorBuffer& buffer) {
+  const io::TensorAddress address = io::parse_address(text);
+  const io::NamedTensor named{address.tensor, &buffer};
+  const std::string header = address.tensor.empty() ? io::npy_header(buffer.dtype(), buffer.shape())
+                                                    : io::safetensors_header({&named, 1});
+  write_all(address.path, header + std::string(static_cast<const char*>(buffer.data()), buffer.bytes()));
 }
 
 inline std::vector<float> load(const std::string& address) {
