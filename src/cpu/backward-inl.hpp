@@ -47,6 +47,7 @@ class BackwardChunk {
         head_dim_v_(value_source_.dim()),
         key_row_(tile_row(head_dim_)),
         value_row_(tile_row(head_dim_v_)),
+        row_stride_(std::max(key_row_, value_row_)),
         sums_(sums) {}
 
   // Returns the number of non-finite values replaced in dq.
@@ -74,7 +75,7 @@ class BackwardChunk {
     Scratch& scratch = Scratch::of_thread();
     scratch.begin(kBackwardKeys * (key_row_ + value_row_) + (capped ? 3 : 2) * score +
                   kBackwardRows * (key_row_ + value_row_ + 2 * head_dim_ + head_dim_v_ + 2) +
-                  kPanelRows * head_dim_v_ + std::max(key_row_, value_row_) + 16 * 14);
+                  kPanelRows * head_dim_v_ + kRowsAtOnce * row_stride_ + 16 * 14);
     keys_ = scratch.take(kBackwardKeys * key_row_);
     values_ = scratch.take(kBackwardKeys * value_row_);
     p_ = scratch.take(score);
@@ -88,7 +89,7 @@ class BackwardChunk {
     out_columns_ = scratch.take(kPanelRows * head_dim_v_);
     lse_ = scratch.take(kBackwardRows);
     delta_ = scratch.take(kBackwardRows);
-    row_ = scratch.take(std::max(key_row_, value_row_));
+    rows_ = scratch.take(kRowsAtOnce * row_stride_);
   }
 
   int64_t run_block(const RowBlock& block) {
@@ -117,34 +118,34 @@ class BackwardChunk {
       panel.lse = lse_ + column;
       panel.delta = delta_ + column;
       std::fill(panel.dq, panel.dq + head_dim_ * panel.width(), 0.0F);
-      transpose(panel, query_ + column * key_row_, key_row_, problem_.query, head_dim_, query_sign(problem_),
-                block, panel.query);
-      transpose(panel, dout_ + column * value_row_, value_row_, problem_.dout, head_dim_v_, 1.0F, block,
+      load_both(block, panel, problem_.query, head_dim_, query_ + column * key_row_, key_row_, panel.query);
+      load_both(block, panel, problem_.dout, head_dim_v_, dout_ + column * value_row_, value_row_,
                 panel.dout);
+      if (query_sign(problem_) < 0) negate(panel.query, head_dim_ * panel.width());
       load_states(block, panel);
     }
   }
 
   // The panel's rows of a tensor to `rows`, and transposed to `columns`; zeros in lanes beyond the last row.
-  void transpose(const Panel& panel, float* HWY_RESTRICT rows, size_t stride, const Rows& from, size_t dim,
-                 float sign, const RowBlock& block, float* HWY_RESTRICT columns) {
+  void load_both(const RowBlock& block, const Panel& panel, const Rows& from, size_t dim,
+                 float* HWY_RESTRICT rows, size_t stride, float* HWY_RESTRICT columns) {
     const size_t width = panel.width();
     for (size_t lane = 0; lane < width; ++lane) {
       float* row = rows + lane * stride;
       if (lane < panel.rows()) {
         row_to_f32(block.address(from, panel.begin + static_cast<int64_t>(lane)), problem_.dtype, dim, row);
       } else {
-        std::fill(row, row + dim, 0.0F);
+        std::fill_n(row, dim, 0.0F);
       }
-      for (size_t i = 0; i < dim; ++i) columns[i * width + lane] = sign * row[i];
     }
+    transpose(rows, stride, width, dim, columns, width);
   }
 
   // delta = rowsum(dout * out) - dlse, summed in the order in which dp is: a row that sees one key has ds = 0
   // exactly.
   void load_delta(const RowBlock& block, const BackwardPanel& panel) {
     const F32 d;
-    load_transposed(block, problem_.out, head_dim_v_, 1.0F, panel, row_, out_columns_);
+    load_transposed(block, problem_.out, head_dim_v_, panel, rows_, row_stride_, out_columns_);
     for (size_t v = 0; v < panel.vectors; ++v) {
       VecF delta = hn::Zero(d);
       for (size_t i = 0; i < head_dim_v_; ++i) {
@@ -304,10 +305,15 @@ class BackwardChunk {
     for (size_t i = 0; i < panel_count_; ++i) {
       const BackwardPanel& panel = panels_[i];
       for (size_t lane = 0; lane < panel.rows(); ++lane) {
-        for (size_t d = 0; d < head_dim_; ++d)
-          row_[d] = problem_.softmax_scale * panel.dq[d * panel.width() + lane];
+        const size_t first = lane / kRowsAtOnce * kRowsAtOnce;
+        if (lane == first) {
+          const size_t count = std::min(kRowsAtOnce, panel.width() - first);
+          transpose(panel.dq + first, panel.width(), head_dim_, count, rows_, row_stride_);
+        }
+        float* row = rows_ + (lane - first) * row_stride_;
+        for (size_t d = 0; d < head_dim_; ++d) row[d] *= problem_.softmax_scale;
         const int64_t stacked = panel.begin + static_cast<int64_t>(lane);
-        replaced += store_row(problem_, row_, head_dim_, block.address(problem_.dq, stacked));
+        replaced += store_row(problem_, row, head_dim_, block.address(problem_.dq, stacked));
       }
     }
     return replaced;
@@ -316,7 +322,7 @@ class BackwardChunk {
   const RowBlock& chunk_;
   const Problem& problem_;
   const KvSource key_source_, value_source_;
-  const size_t head_dim_, head_dim_v_, key_row_, value_row_;
+  const size_t head_dim_, head_dim_v_, key_row_, value_row_, row_stride_;
   KeyGradients& sums_;
   float* keys_ = nullptr;           // [kBackwardKeys][key_row]
   float* values_ = nullptr;         // [kBackwardKeys][value_row]
@@ -331,7 +337,7 @@ class BackwardChunk {
   float* out_columns_ = nullptr;  // of one panel
   float* lse_ = nullptr;
   float* delta_ = nullptr;
-  float* row_ = nullptr;  // one row of out or dq
+  float* rows_ = nullptr;  // a few rows of out or dq, row_stride_ floats each
   BackwardPanel panels_[kPanels];
   size_t panel_count_ = 0;
 };

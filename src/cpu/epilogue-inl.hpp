@@ -47,24 +47,35 @@ HWY_INLINE int64_t store_row(const Problem& problem, const float* HWY_RESTRICT r
   return problem.nan_guard ? replace_nonfinite(to, problem.dtype, dim) : 0;
 }
 
+// row[0, n) *= factor, but a factor of 0 gives zeros whatever the row holds.
+HWY_INLINE void scale_row(float* HWY_RESTRICT row, size_t n, float factor) {
+  for (size_t i = 0; i < n; ++i) row[i] = factor == 0 ? 0.0F : factor * row[i];
+}
+
 // Writes out and lse of the panel's rows; sums in the domain in which `values` are stored leave it here, once
-// a row. `row` and `rotated` are scratch of one padded row each.
+// a row. `rows` is scratch of kRowsAtOnce rows of `stride` floats, `row` of one.
 inline HWY_NOINLINE int64_t store_rows(const RowBlock& block, const KvSource& values,
-                                       const ForwardPanel& panel, float* HWY_RESTRICT row,
-                                       float* HWY_RESTRICT rotated) {
+                                       const ForwardPanel& panel, float* HWY_RESTRICT rows, size_t stride,
+                                       float* HWY_RESTRICT row) {
   const Problem& problem = *block.problem;
-  const size_t width = panel.width(), dim = values.dim();
+  const size_t width = panel.width();
   int64_t replaced = 0;
   for (size_t lane = 0; lane < panel.rows(); ++lane) {
+    const size_t first = lane / kRowsAtOnce * kRowsAtOnce;
+    if (lane == first) {
+      const size_t count = std::min(kRowsAtOnce, width - first);
+      transpose(panel.out + first, width, values.stored_dim(), count, rows, stride);
+    }
     const int64_t stacked = panel.begin + static_cast<int64_t>(lane);
     float lse = 0;
     const float factor = finish_state(block, stacked, panel.row_max[lane], panel.row_sum[lane], lse);
-    float* sums = values.rotated() ? rotated : row;
-    for (size_t i = 0; i < values.stored_dim(); ++i) {
-      sums[i] = factor == 0 ? 0.0F : factor * panel.out[i * width + lane];
+    float* sums = rows + (lane - first) * stride;
+    scale_row(sums, values.stored_dim(), factor);
+    if (values.rotated()) {
+      values.leave_domain(sums, row);
+      sums = row;
     }
-    if (values.rotated()) values.leave_domain(rotated, row);
-    replaced += store_row(problem, row, dim, block.address(problem.out, stacked));
+    replaced += store_row(problem, sums, values.dim(), block.address(problem.out, stacked));
     if (problem.lse) static_cast<float*>(problem.lse.data)[block.index(problem.lse, stacked)] = lse;
   }
   return replaced;

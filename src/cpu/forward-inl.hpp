@@ -47,7 +47,7 @@ class ForwardBlock {
     }
     int64_t replaced = 0;
     for (size_t i = 0; i < panel_count_; ++i)
-      replaced += store_rows(block_, value_source_, panels_[i], row_, rotated_);
+      replaced += store_rows(block_, value_source_, panels_[i], rows_, row_stride_, row_);
     return replaced;
   }
 
@@ -57,17 +57,18 @@ class ForwardBlock {
   void allocate() {
     const size_t rows = static_cast<size_t>(block_.end - block_.begin);
     const size_t lanes = (rows + kLanes - 1) / kLanes * kLanes;
-    const size_t row = tile_row(std::max(head_dim_, head_dim_v_));
+    row_stride_ = tile_row(std::max(head_dim_, head_dim_v_));
     const size_t tile = static_cast<size_t>(tile_);
     const size_t panels = (rows + kPanelRows - 1) / kPanelRows;
     Scratch& scratch = Scratch::of_thread();
     scratch.begin(lanes * (head_dim_ + head_dim_v_ + 2) + 4 * panels * Scratch::padded(1) +
-                  tile * (tile_row(head_dim_) + tile_row(head_dim_v_)) + tile * kPanelRows + 2 * row + 64);
+                  tile * (tile_row(head_dim_) + tile_row(head_dim_v_)) + tile * kPanelRows +
+                  (kRowsAtOnce + 1) * row_stride_ + 64);
     keys_ = scratch.take(tile * tile_row(head_dim_));
     values_ = scratch.take(tile * tile_row(head_dim_v_));
     scores_ = scratch.take(tile * kPanelRows);
-    row_ = scratch.take(row);
-    rotated_ = scratch.take(row);
+    rows_ = scratch.take(kRowsAtOnce * row_stride_);
+    row_ = scratch.take(row_stride_);
     for (int64_t begin = block_.begin; begin < block_.end; begin += kPanelRows) {
       add_panel(scratch, begin, std::min(begin + static_cast<int64_t>(kPanelRows), block_.end));
     }
@@ -80,7 +81,7 @@ class ForwardBlock {
     panel.out = scratch.take(head_dim_v_ * width);
     panel.row_max = scratch.take(width);
     panel.row_sum = scratch.take(width);
-    load_queries(block_, key_source_, panel, row_, rotated_);
+    load_queries(block_, key_source_, panel, rows_, row_stride_, row_);
     std::fill(panel.out, panel.out + head_dim_v_ * width, 0.0F);
     std::fill(panel.row_max, panel.row_max + width, -kInfinity);
     std::fill(panel.row_sum, panel.row_sum + width, 0.0F);
@@ -180,8 +181,9 @@ class ForwardBlock {
   float* keys_ = nullptr;    // [tile][tile_row(head_dim)]
   float* values_ = nullptr;  // [tile][tile_row(head_dim_v)]
   float* scores_ = nullptr;  // [tile][panel width]
-  float* row_ = nullptr;     // one row of query or out
-  float* rotated_ = nullptr;
+  float* rows_ = nullptr;    // a few rows of query or out, row_stride_ floats each
+  float* row_ = nullptr;     // one more
+  size_t row_stride_ = 0;
   ForwardPanel panels_[kMaxPanels];
   size_t panel_count_ = 0;
 };

@@ -57,32 +57,53 @@ struct Scores {
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// The panel's rows of a tensor, transposed: to[d][lane] = sign * row[d]. `row` is scratch of one padded row.
-HWY_INLINE void load_transposed(const RowBlock& block, const Rows& rows, size_t dim, float sign,
-                                const Panel& panel, float* HWY_RESTRICT row, float* HWY_RESTRICT to) {
-  const DType dtype = block.problem->dtype;
+// In place; n is a whole number of vectors.
+HWY_INLINE void negate(float* values, size_t n) {
+  const F32 d;
+  for (size_t i = 0; i < n; i += kLanes) hn::Store(hn::Neg(hn::Load(d, values + i)), d, values + i);
+}
+
+// Rows that are transposed together. Their scratch is one row of a tile each (tile_row).
+inline constexpr size_t kRowsAtOnce = 4;
+
+// The panel's rows of a tensor, transposed: to[d][lane] = row[d], zeros in lanes beyond the last row. `rows`
+// is scratch of kRowsAtOnce rows of `stride` floats.
+inline HWY_NOINLINE void load_transposed(const RowBlock& block, const Rows& from, size_t dim,
+                                         const Panel& panel, float* HWY_RESTRICT rows, size_t stride,
+                                         float* HWY_RESTRICT to) {
   const size_t width = panel.width();
-  if (panel.rows() < width) std::fill(to, to + dim * width, 0.0F);
-  for (size_t lane = 0; lane < panel.rows(); ++lane) {
-    row_to_f32(block.address(rows, panel.begin + static_cast<int64_t>(lane)), dtype, dim, row);
-    for (size_t i = 0; i < dim; ++i) to[i * width + lane] = sign * row[i];
+  const DType dtype = block.problem->dtype;
+  for (size_t first = 0; first < width; first += kRowsAtOnce) {
+    const size_t count = std::min(kRowsAtOnce, width - first);
+    for (size_t i = 0; i < count; ++i) {
+      float* row = rows + i * stride;
+      if (first + i < panel.rows()) {
+        row_to_f32(block.address(from, panel.begin + static_cast<int64_t>(first + i)), dtype, dim, row);
+      } else {
+        std::fill_n(row, dim, 0.0F);
+      }
+    }
+    transpose(rows, stride, count, dim, to + first, width);
   }
 }
 
 // The panel's queries, transposed, in the domain in which `keys` are stored: each row is rotated once, in
-// f32. `row` and `rotated` are scratch of one padded row each.
+// f32. A negative softmax_scale negates them. Scratch as above; `rotated` holds one row.
 HWY_INLINE void load_queries(const RowBlock& block, const KvSource& keys, const Panel& panel,
-                             float* HWY_RESTRICT row, float* HWY_RESTRICT rotated) {
-  const Problem& problem = *block.problem;
-  const float sign = query_sign(problem);
-  load_transposed(block, problem.query, keys.dim(), sign, panel, row, panel.query);
-  if (!keys.rotated()) return;
+                             float* HWY_RESTRICT rows, size_t stride, float* HWY_RESTRICT rotated) {
+  load_transposed(block, block.problem->query, keys.dim(), panel, rows, stride, panel.query);
   const size_t width = panel.width();
-  for (size_t lane = 0; lane < panel.rows(); ++lane) {
-    for (size_t i = 0; i < keys.dim(); ++i) row[i] = panel.query[i * width + lane];
-    keys.enter_domain(row, rotated);
+  for (size_t lane = 0; keys.rotated() && lane < panel.rows(); ++lane) {
+    for (size_t i = 0; i < keys.dim(); ++i) rows[i] = panel.query[i * width + lane];
+    keys.enter_domain(rows, rotated);
     for (size_t i = 0; i < keys.stored_dim(); ++i) panel.query[i * width + lane] = rotated[i];
   }
+  if (keys.rotated() && panel.rows() < width) {  // the padding of a rotated row
+    for (size_t i = keys.dim(); i < keys.stored_dim(); ++i) {
+      std::fill(panel.query + i * width + panel.rows(), panel.query + (i + 1) * width, 0.0F);
+    }
+  }
+  if (query_sign(*block.problem) < 0) negate(panel.query, keys.stored_dim() * width);
 }
 
 // Which keys of [key_begin, key_end) each lane sees, as lane indices relative to key_begin.

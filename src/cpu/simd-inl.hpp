@@ -115,6 +115,45 @@ HWY_INLINE void row_from_f32(const float* HWY_RESTRICT from, DType dtype, size_t
   for (; i < n; ++i) store_f32(to, static_cast<int64_t>(i), dtype, from[i]);
 }
 
+// to[column * to_stride + row] = from[row * from_stride + column]: 4 x 4 values at a time, 8 shuffles for 16.
+inline HWY_NOINLINE void transpose(const float* HWY_RESTRICT from, size_t from_stride, size_t rows,
+                                   size_t columns, float* HWY_RESTRICT to, size_t to_stride) {
+  size_t whole_rows = 0, whole_columns = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const hn::Full128<float> d;
+  const hn::Repartition<uint64_t, decltype(d)> pairs;
+  const auto low = [&](auto a, auto b) {
+    return hn::BitCast(d, hn::InterleaveLower(pairs, hn::BitCast(pairs, a), hn::BitCast(pairs, b)));
+  };
+  const auto high = [&](auto a, auto b) {
+    return hn::BitCast(d, hn::InterleaveUpper(pairs, hn::BitCast(pairs, a), hn::BitCast(pairs, b)));
+  };
+  whole_rows = rows / 4 * 4;
+  whole_columns = columns / 4 * 4;
+  for (size_t row = 0; row < whole_rows; row += 4) {
+    const float* a = from + row * from_stride;
+    for (size_t column = 0; column < whole_columns; column += 4) {
+      const auto r0 = hn::LoadU(d, a + column);
+      const auto r1 = hn::LoadU(d, a + column + from_stride);
+      const auto r2 = hn::LoadU(d, a + column + 2 * from_stride);
+      const auto r3 = hn::LoadU(d, a + column + 3 * from_stride);
+      const auto r01 = hn::InterleaveLower(d, r0, r1), s01 = hn::InterleaveUpper(d, r0, r1);
+      const auto r23 = hn::InterleaveLower(d, r2, r3), s23 = hn::InterleaveUpper(d, r2, r3);
+      float* b = to + column * to_stride + row;
+      hn::StoreU(low(r01, r23), d, b);
+      hn::StoreU(high(r01, r23), d, b + to_stride);
+      hn::StoreU(low(s01, s23), d, b + 2 * to_stride);
+      hn::StoreU(high(s01, s23), d, b + 3 * to_stride);
+    }
+  }
+#endif
+  for (size_t row = 0; row < rows; ++row) {
+    for (size_t column = row < whole_rows ? whole_columns : 0; column < columns; ++column) {
+      to[column * to_stride + row] = from[row * from_stride + column];
+    }
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace attnspan::cpu
 HWY_AFTER_NAMESPACE();
