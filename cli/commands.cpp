@@ -37,6 +37,7 @@ std::vector<Command> add_commands(CLI::App& root) {
   return {
       add_run(root),
       add_check(root),
+      add_bench(root),
       add_plan(root),
       add_cache(root),
       add_demo(root),

@@ -17,6 +17,7 @@ struct Command {
   std::function<int()> run;  // after parsing; returns the exit status
 };
 
+Command add_bench(CLI::App& root);
 Command add_cache(CLI::App& root);
 Command add_check(CLI::App& root);
 Command add_demo(CLI::App& root);
