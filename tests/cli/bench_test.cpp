@@ -33,7 +33,8 @@ TEST(Bench, TimesEveryPhaseAndReportsWhatItMeasured) {
   EXPECT_THAT(phases, testing::ElementsAre("forward", "backward", "decode", "append"));
   // 64 x 64 causal: 2080 pairs, 8 heads, 4 x 64 operations each
   const nlohmann::json& forward = report["results"][0];
-  EXPECT_NEAR(forward["gflops"].get<double>() * forward["median_s"].get<double>(), 2080 * 8 * 256 / 1e9, 1e-9);
+  EXPECT_NEAR(forward["gflops"].get<double>() * forward["median_s"].get<double>(), 2080 * 8 * 256 / 1e9,
+              1e-9);
   // 64 tokens, 8 KV heads, K and V of 64 values in two bytes
   const nlohmann::json& decode = report["results"][2];
   EXPECT_NEAR(decode["gb_per_s"].get<double>() * decode["median_s"].get<double>(), 64 * 8 * 256 / 1e9, 1e-9);
