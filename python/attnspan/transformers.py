@@ -12,7 +12,7 @@ tensor, padded batches become key spans; every other mask (sliding windows, pack
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from . import _core
 from ._errors import InvalidArgument, Unsupported
 from .torch import _bias_of_mask, _dense_rows, _named, _refuse_dropout, attention
 
-__all__ = ["AttnspanCache", "AttnspanLayer", "attention_forward", "attention_mask", "register"]
+__all__ = ["AttnspanCache", "AttnspanLayer", "attention_forward", "attention_mask", "mean_keys", "register"]
 
 
 def register(name: str = "attnspan") -> None:
@@ -190,8 +190,9 @@ class AttnspanLayer(CacheLayerMixin):
     is_sliding = False
     supports_early_init = False
 
-    def __init__(self, **cache_options: Any) -> None:
+    def __init__(self, key_offset: Optional[Tensor] = None, **cache_options: Any) -> None:
         super().__init__()
+        self.key_offset = key_offset
         self.cache_options = cache_options
         self.cache: Optional[_core.KvCache] = None
         self.sequences: list[int] = []
@@ -211,6 +212,8 @@ class AttnspanLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         keys, values = (_dense_rows(t.detach()).transpose(1, 2) for t in (key_states, value_states))
+        if self.key_offset is not None:
+            keys = keys - self.key_offset.to(keys.dtype)
         if self.sequences == list(range(self.cache.batch)):
             self.cache.append(keys, values)
         else:
@@ -224,6 +227,9 @@ class AttnspanLayer(CacheLayerMixin):
         if torch.is_grad_enabled() and query.requires_grad:
             raise _named(Unsupported, "query", "a tensor that requires a gradient", "a detached one, or torch.no_grad(): "
                          "attention over a cache has no gradient")
+        if self.key_offset is not None and (options.get("softcap") or options.get("sinks") is not None):
+            # The offset adds query . offset to every logit of a row, which only a plain softmax does not see.
+            raise _named(Unsupported, "key_offsets", "offsets in a model with softcap or sinks", "none")
         rows = _dense_rows(query.detach()).transpose(1, 2)
         return self.cache.forward(rows, sequences=self.sequences, **options)[0]
 
@@ -278,6 +284,8 @@ class AttnspanCache(Cache):
     k_format, v_format   'f32', 'f16', 'bf16', 'q8' or 'tbq4'
     first_tokens         so many first tokens of every sequence (rounded up to whole pages) stay in first_format
     layer_formats        {layer: (k_format, v_format)}: layers with formats of their own
+    key_offsets          for each layer a vector [kv_heads, head_dim] that is taken off every key before it is stored,
+                         as `mean_keys` finds it: 4-bit keys lose less, and the softmax stays the same
     page_size, encode_mode, reserve_tokens
                          as in attnspan.KvCache
     """
@@ -290,12 +298,14 @@ class AttnspanCache(Cache):
         first_tokens: int = 0,
         first_format: str = "f16",
         layer_formats: Optional[Mapping[int, tuple[str, str]]] = None,
+        key_offsets: Optional[Sequence[Tensor]] = None,
         page_size: int = 64,
         encode_mode: str = "quality",
         reserve_tokens: int = 0,
     ) -> None:
         super().__init__(layers=[])
         self._layer_formats = dict(layer_formats or {})
+        self._key_offsets = key_offsets
         self._formats = (k_format, v_format)
         self._options = dict(first_tokens=first_tokens, first_key_format=first_format, first_value_format=first_format,
                              page_size=page_size, encode_mode=encode_mode, reserve_tokens=reserve_tokens)
@@ -308,8 +318,10 @@ class AttnspanCache(Cache):
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any,
                **kwargs: Any) -> tuple[Tensor, Tensor]:
         while len(self.layers) <= layer_idx:
-            k_format, v_format = self._layer_formats.get(len(self.layers), self._formats)
-            self.layers.append(AttnspanLayer(key_format=k_format, value_format=v_format, **self._options))
+            index = len(self.layers)
+            k_format, v_format = self._layer_formats.get(index, self._formats)
+            offset = None if self._key_offsets is None else self._key_offsets[index]
+            self.layers.append(AttnspanLayer(offset, key_format=k_format, value_format=v_format, **self._options))
         return self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
 
     def memory(self) -> dict[str, int]:
@@ -322,3 +334,27 @@ class AttnspanCache(Cache):
 
 
 _FORMATS = ("f32", "f16", "bf16", "q8", "tbq4")
+
+
+class _SummingCache(AttnspanCache):
+    """An f32 cache that also adds up its keys."""
+
+    def __init__(self) -> None:
+        super().__init__("f32", "f32")
+        self.sums: list[Tensor] = []
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any,
+               **kwargs: Any) -> tuple[Tensor, Tensor]:
+        self.sums.append(key_states.float().sum(dim=(0, 2)))
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+
+@torch.no_grad()
+def mean_keys(model: torch.nn.Module, input_ids: Tensor) -> list[Tensor]:
+    """The mean key of every layer and KV head over a text, `[kv_heads, head_dim]` each: AttnspanCache's key_offsets.
+
+    model has attn_implementation="attnspan"; input_ids `[batch, seqlen]`, some thousand tokens of ordinary text.
+    """
+    cache = _SummingCache()
+    model(input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    return [total / input_ids.numel() for total in cache.sums]

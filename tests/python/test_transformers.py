@@ -123,6 +123,19 @@ def test_layer_formats_and_first_tokens():
     assert cache.memory()["tokens"] == 40
 
 
+def test_key_offsets_leave_the_softmax_alone():
+    ids, model = tokens(1, 40), make_model("attnspan")
+    offsets = attnspan.transformers.mean_keys(model, tokens(1, 60, seed=2))
+    assert [tuple(offset.shape) for offset in offsets] == [(2, 16)] * 2
+    exact = logits(model, ids)
+    shifted = logits(model, ids, past_key_values=AttnspanCache("f32", "f32", key_offsets=offsets), use_cache=True)
+    torch.testing.assert_close(shifted, exact, atol=2e-5, rtol=1e-4)
+    layer = attnspan.transformers.AttnspanLayer(offsets[0], key_format="f32", value_format="f32")
+    keys, _ = layer.update(torch.zeros(1, 2, 3, 16), torch.zeros(1, 2, 3, 16))
+    with pytest.raises(attnspan.Unsupported, match="^key_offsets"):
+        attnspan.transformers.attention_forward(torch.nn.Module(), torch.zeros(1, 4, 3, 16), keys, keys, None, softcap=2.0)
+
+
 def test_refusals():
     ids = tokens(1, 5)
     with pytest.raises(attnspan.Unsupported, match="attn_implementation='attnspan'"):
