@@ -94,8 +94,8 @@ void print_tables(const std::vector<Tally>& tallies) {
   table.print();
   std::printf(
       "\nworst error: relative to what is allowed, twice the error of a plain implementation in the same\n"
-      "dtype and a rounding; both are measured against the reference, which computes in double. 1.00 is a "
-      "miss.\n");
+      "dtype and a rounding; both are measured against the reference, which computes in double. Over 1 is\n"
+      "a miss.\n");
   for (const Tally& t : tallies) {
     for (const auto& [reason, problems] : t.refusals) {
       std::printf("refused: %s %s, %lld problems: %s\n", t.backend.c_str(), t.phase.c_str(),

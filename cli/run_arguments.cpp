@@ -83,6 +83,22 @@ std::vector<TensorFlag*> RunArguments::flags() {
   return all;
 }
 
+// The headings of --help.
+static void group_flags(CLI::App& app) {
+  const std::pair<const char*, std::vector<const char*>> groups[] = {
+      {"Tensors", {"--q", "--k", "--v", "--out", "--lse", "--probs", "--layout"}},
+      {"Which keys a row sees",
+       {"--causal", "--diagonal", "--window", "--key-start", "--key-end", "--seqused-k", "--cu-seqlens-q",
+        "--cu-seqlens-k"}},
+      {"Scores", {"--scale", "--softcap", "--bias", "--alibi", "--sinks"}},
+      {"Gradients", {"--dout", "--dlse", "--dq", "--dk", "--dv", "--d-sinks"}},
+      {"Through a KV cache", {"--k-format", "--v-format"}},
+  };
+  for (const auto& [name, flags] : groups) {
+    for (const char* flag : flags) app.get_option(flag)->group(name);
+  }
+}
+
 void declare(CLI::App& app, RunArguments& a) {
   for (TensorFlag* flag : a.flags()) add_tensor(app, flag->flag, flag->address, flag->description);
   for (const char* needed : {"--q", "--k", "--v"}) app.get_option(needed)->required();
@@ -100,6 +116,7 @@ void declare(CLI::App& app, RunArguments& a) {
   add_backend(app, a.backend, "default auto: ATTNSPAN_BACKEND, else the first that supports the problem");
   add_integer(app, "--threads", a.threads, 0, "CPU threads; 0 = all (default)", 4096);
   app.add_flag("--json", a.json, "report as JSON");
+  group_flags(app);
 }
 
 void check_combinations(RunArguments& a) {

@@ -1,5 +1,7 @@
 #include "io/tensor_file.hpp"
 
+#include <filesystem>
+
 #include "attnspan/error.hpp"
 #include "io/file.hpp"
 #include "io/npy.hpp"
@@ -43,8 +45,22 @@ void OutputSet::add(const TensorAddress& address, DType dtype) {
                                          : "tensor '" + address.tensor + "' is named for two outputs");
     }
   }
-  if (items.empty()) OutputFile probe(address.path);  // leaves nothing behind
+  if (items.empty()) {
+    refuse_second_spelling(address.path);
+    OutputFile probe(address.path);  // leaves nothing behind
+  }
   items.push_back({address.tensor, nullptr});
+}
+
+// "o.safetensors" and "./o.safetensors" would be written one over the other.
+void OutputSet::refuse_second_spelling(const std::string& path) const {
+  std::error_code error;
+  const std::filesystem::path place = std::filesystem::weakly_canonical(path, error);
+  for (const auto& [other, items] : files_) {
+    if (other != path && !error && std::filesystem::weakly_canonical(other, error) == place) {
+      throw Error(ErrorCode::io, path, "is the same file as " + other + "; spell both alike");
+    }
+  }
 }
 
 void OutputSet::set(const TensorAddress& address, const TensorBuffer& buffer) {

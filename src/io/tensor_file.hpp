@@ -35,6 +35,8 @@ class OutputSet {
     std::string tensor;
     const TensorBuffer* buffer = nullptr;
   };
+  void refuse_second_spelling(const std::string& path) const;
+
   std::map<std::string, std::vector<Item>> files_;
 };
 

@@ -180,6 +180,8 @@ const BadInput kTable[] = {
     {GOOD "--out %missing/o.npy", "--out %missing/o.npy", "No such file", "cannot be written"},
     {GOOD "--out %folder.npy", "--out %folder.npy", "no regular file", "may be replaced"},
     {GOOD OUT "--lse %o.npy", "--lse %o.npy", "is named for two outputs", ""},
+    {GOOD "--out %o.safetensors:a --lse %./o.safetensors:b", "--lse %./o.safetensors:b",
+     "is the same file as", "spell both alike"},
     {"--q %b.safetensors:q --k %b.safetensors:q --v %b.safetensors:q " OUT, "--out %o.npy", "bf16",
      "FILE.safetensors:TENSOR"},
     {GOOD OUT "--dq %dq.npy", "--dq %dq.npy", "no --dout", "one"},

@@ -87,6 +87,7 @@ TEST(OutputSet, RefusesBeforeAnyWork) {
   outputs.add(parse_address(folder.file("o.safetensors:a")), DType::f32);
   outputs.add(parse_address(folder.file("o.safetensors:b")), DType::f32);
   EXPECT_THAT(add("o.safetensors:a", DType::f32), HasSubstr("tensor 'a' is named for two outputs"));
+  EXPECT_THAT(add("./o.safetensors:c", DType::f32), HasSubstr("o.safetensors; spell both alike"));
   EXPECT_THAT(folder.names(), ElementsAre("folder.npy"));
 }
 
