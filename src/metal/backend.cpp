@@ -72,10 +72,26 @@ class MetalBackend final : public Backend {
   std::unique_ptr<MetalDevice> device_;
 };
 
+// Whether both elements of every lane lie in the row that the shaders rescale (matrix_row).
+bool has_known_matrix_layout(MetalDevice& device) {
+  std::array<float, 64> elements{};
+  const OwnedScratch buffer(device, sizeof elements);
+  device.run(plan_layout_probe(buffer.address()), nullptr);
+  device.download(elements.data(), buffer.address(), sizeof elements);
+  for (int i = 0; i < 64; ++i) {
+    if (static_cast<int>(elements[i]) / 8 != attnspan_metal::matrix_row(i / 2)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
-std::unique_ptr<Backend> make_backend(std::unique_ptr<MetalDevice> device) {
-  return std::make_unique<MetalBackend>(std::move(device));
+BackendOrReason make_backend(std::unique_ptr<MetalDevice> device) {
+  if (!has_known_matrix_layout(*device)) {
+    return {nullptr,
+            device->description() + " spreads simdgroup matrices over lanes in a way not known here"};
+  }
+  return {std::make_unique<MetalBackend>(std::move(device)), ""};
 }
 
 }  // namespace attnspan::metal

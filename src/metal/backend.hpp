@@ -15,6 +15,7 @@ class MetalDevice : public DeviceMemory {
   virtual void run(const Plan& plan, void* scratch) = 0;
 };
 
-std::unique_ptr<Backend> make_backend(std::unique_ptr<MetalDevice> device);
+// The backend, or the reason why this device cannot run the shaders.
+BackendOrReason make_backend(std::unique_ptr<MetalDevice> device);
 
 }  // namespace attnspan::metal

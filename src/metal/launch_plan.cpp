@@ -310,4 +310,17 @@ Plan plan_merge(const MergeProblem& p) {
   return plan;
 }
 
+Plan plan_layout_probe(void* elements) {
+  Launch launch;
+  launch.kernel = "matrix_layout_probe";
+  launch.tensors = {slot(elements)};
+  launch.params.resize(4);  // it has none
+  launch.groups = {1, 1, 1};
+  launch.threads = 32;
+  launch.threadgroup_bytes = 64 * 4;
+  Plan plan;
+  plan.launches.push_back(launch);
+  return plan;
+}
+
 }  // namespace attnspan::metal

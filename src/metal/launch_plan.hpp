@@ -75,4 +75,7 @@ struct AppendProblem {
 };
 Plan plan_append(const AppendProblem& problem);
 
+// Writes the 64 elements that the lanes of a simdgroup hold of a matrix, two per lane, to `elements`.
+Plan plan_layout_probe(void* elements);
+
 }  // namespace attnspan::metal

@@ -165,6 +165,43 @@ TEST(MetalMerge, JoinsTheHalvesOfTheKeys) {
   }
 }
 
+TEST(MetalMerge, MayOverwriteAnOperand) {
+  Random random(6);
+  Buffer out_a = Buffer::poisoned({1, 5, 2, 40}, DType::f32),
+         out_b = Buffer::poisoned({1, 5, 2, 40}, DType::f32);
+  Buffer lse_a = Buffer::poisoned({1, 2, 5}, DType::f32), lse_b = Buffer::poisoned({1, 2, 5}, DType::f32);
+  for (Buffer* buffer : {&out_a, &out_b, &lse_a, &lse_b}) buffer->fill_normal(random);
+  Buffer expected = Buffer::poisoned({1, 5, 2, 40}, DType::f32),
+         expected_lse = Buffer::poisoned({1, 2, 5}, DType::f32);
+  merge_states({out_a.tensor(), lse_a.tensor(), out_b.tensor(), lse_b.tensor(), expected.tensor(),
+                expected_lse.tensor()},
+               kReference);
+  // On the device itself: staged copies of host tensors would never alias.
+  for (const emu::Schedule schedule :
+       {emu::Schedule::forward, emu::Schedule::reverse, emu::Schedule::skewed}) {
+    const std::unique_ptr<metal::MetalDevice> device = make_emulated_device(schedule);
+    std::vector<void*> buffers;
+    for (const Buffer* from : {&out_a, &lse_a, &out_b, &lse_b}) {
+      const size_t bytes = static_cast<size_t>(from->tensor().numel() * 4);
+      buffers.push_back(device->allocate(bytes));
+      device->upload(buffers.back(), from->tensor().data, bytes);
+    }
+    MergeProblem p;
+    p.batch = 1, p.heads = 2, p.rows = 5, p.head_dim_v = 40;
+    p.out_a = p.out = {buffers[0], 0, 400, 40, 80};
+    p.lse_a = p.lse = {buffers[1], 0, 10, 5, 1};
+    p.out_b = {buffers[2], 0, 400, 40, 80};
+    p.lse_b = {buffers[3], 0, 10, 5, 1};
+    device->run(metal::plan_merge(p), nullptr);
+    std::vector<float> out(400), lse(10);
+    device->download(out.data(), buffers[0], 1600);
+    device->download(lse.data(), buffers[1], 40);
+    for (int i = 0; i < 400; ++i) ASSERT_NEAR(out[i], expected.get(i), 1e-5) << i;
+    for (int i = 0; i < 10; ++i) ASSERT_NEAR(lse[i], expected_lse.get(i), 1e-5) << i;
+    for (void* buffer : buffers) device->release(buffer);
+  }
+}
+
 TEST(MetalMerge, EmptyStatesStayEmpty) {
   Buffer out = Buffer::poisoned({1, 3, 2, 8}, DType::f32), lse = Buffer::poisoned({1, 2, 3}, DType::f32);
   for (int64_t i = 0; i < 6; ++i) lse.set(i, -INFINITY);

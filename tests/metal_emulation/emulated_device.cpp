@@ -79,9 +79,8 @@ std::unique_ptr<metal::MetalDevice> make_emulated_device(emu::Schedule schedule)
 
 BackendOrReason make_backend() {
   const char* schedule = std::getenv("ATTNSPAN_METAL_SCHEDULE");
-  return {metal::make_backend(
-              make_emulated_device(emu::parse_schedule(schedule != nullptr ? schedule : "forward"))),
-          ""};
+  return metal::make_backend(
+      make_emulated_device(emu::parse_schedule(schedule != nullptr ? schedule : "forward")));
 }
 
 }  // namespace attnspan::metal_emulation

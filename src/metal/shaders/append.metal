@@ -86,7 +86,6 @@ inline void encode_tbq4_block(threadgroup float* y, device uchar* codes, device 
     }
   }
   const bool is_zero = scale_to_f16(scale, norm, saturated, lane) == 0.0f;
-  simdgroup_barrier(mem_flags::mem_threadgroup);  // y is read
   for (int i = 0; i < count; ++i) y[lane + 32 * i] = is_zero ? 0.0f : float(best_codes[i]);
   simdgroup_barrier(mem_flags::mem_threadgroup);
   for (int j = lane; j < KEY_BLOCK / 2; j += 32) {
@@ -94,7 +93,6 @@ inline void encode_tbq4_block(threadgroup float* y, device uchar* codes, device 
     const int high = int(float(y[2 * j + 1]));
     codes[j] = uchar(low | (high << 4));
   }
-  simdgroup_barrier(mem_flags::mem_threadgroup);
 }
 
 // 32 values, one per lane.
@@ -145,7 +143,6 @@ kernel void cache_append(constant AppendTensors& t [[buffer(0)]],
   }
   threadgroup float* y = shared + int(simdgroup) * KEY_WIDTH;
   for (int d = lane; d < KEY_WIDTH; d += 32) y[d] = d < HEAD_DIM ? load_element(t.rows, from + d) : 0.0f;
-  simdgroup_barrier(mem_flags::mem_threadgroup);
   rotate_row(y, KEY_WIDTH, KEY_BLOCK, lane);
   for (int block = 0; block * KEY_BLOCK < KEY_WIDTH; ++block) {
     encode_tbq4_block(y + block * KEY_BLOCK, codes + block * KEY_BLOCK / 2, scales + block, t.saturated, lane);

@@ -229,7 +229,7 @@ kernel void attention_dkv(constant AttentionTensors& t [[buffer(0)]],
     if (hull.begin >= hull.end || hull.end <= first_key || hull.begin >= first_key + kKeys) continue;
     const PackedRows query = {t.query, p.query, s, kv_head, first_row, HEAD_DIM};
     const PackedRows dout = {t.dout, p.dout, s, kv_head, first_row, HEAD_DIM_V};
-    threadgroup_barrier(mem_flags::mem_threadgroup);  // statistics of the last rows are read
+    // The barriers of gradient_tile came after the statistics of the last rows were read.
     stage_statistics(t, p, s, kv_head, first_row, statistics, at);
     product_tile<Tile, kChunk, ROW_GROUPS, COLUMN_GROUPS>(keys, query, stationary, streamed, scores + group_row,
                                                           kScoreStride, at);

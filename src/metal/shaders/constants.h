@@ -57,3 +57,6 @@ struct MergeTensors {
 struct AppendTensors {
   ATTNSPAN_APPEND_TENSORS(ATTNSPAN_TENSOR)
 };
+struct ProbeTensors {
+  ATTNSPAN_PROBE_TENSORS(ATTNSPAN_TENSOR)
+};

@@ -11,8 +11,7 @@ inline void stage_query(constant AttentionTensors& t, constant AttentionParams& 
   const int columns = whole_blocks(KEY_WIDTH);
   stage_rows(t.query, p.query, HEAD_DIM, s, kv_head, first_row, ROWS, 0, columns, query, stride, at);
   if (KEY_FORMAT != kTbq4) return;
-  // Staged and rotated by the same simdgroup; Tile is float here.
-  simdgroup_barrier(mem_flags::mem_threadgroup);
+  // Each lane signs what it has staged itself, so no barrier comes before; Tile is float here.
   for (int r = at.simdgroup; r < ROWS; r += ATTNSPAN_SIMDGROUPS) {
     rotate_row((threadgroup float*)(query) + r * stride, KEY_WIDTH, KEY_BLOCK, at.lane);
   }
@@ -149,7 +148,7 @@ kernel void attention_forward(constant AttentionTensors& t [[buffer(0)]],
   stage_query<Tile, kRows>(t, p, s, kv_head, first_row, query, kQueryStride, at);
   for (int key = range.begin; key < range.end; key += ATTNSPAN_STREAMED_ROWS) {
     const bool edge = key < core.begin || key + ATTNSPAN_STREAMED_ROWS > min(core.end, range.end);
-    threadgroup_barrier(mem_flags::mem_threadgroup);  // addresses and scores of the last tile are read
+    // The last barrier of value_tile came after the last reading of addresses, scores and factors.
     locate_keys(t, p, s, kv_head, key, range.end, addresses, at);
     score_tile<Tile, kChunk, COLUMN_GROUPS>(t, addresses, query + group_row * kQueryStride, kQueryStride, streamed,
                                             scores + group_row * kScoreStride, kScoreStride, at);

@@ -102,6 +102,8 @@ struct AppendParams {
   X(half, scales)                  \
   X(atomic_uint, saturated)
 
+#define ATTNSPAN_PROBE_TENSORS(X) X(float, elements)
+
 // Function constants in the order of their indices: X(type, name). They specialise a pipeline; none copies a kernel.
 #define ATTNSPAN_FUNCTION_CONSTANTS(X)                                              \
   X(int, HEAD_DIM)    /* of query and key */                                        \

@@ -27,7 +27,8 @@ inline void walsh_hadamard(threadgroup float* x, int block, int lane) {
   }
 }
 
-// In place: `width` values of a row, whole blocks, zeros beyond the row's own values.
+// In place: `width` values of a row, whole blocks, zeros beyond the row's own values. Value i has been written by
+// lane i % 32, or is settled.
 inline void rotate_row(threadgroup float* x, int width, int block, int lane) {
   for (int i = lane; i < width; i += 32) x[i] = signed_value(block, i % block, x[i]);
   simdgroup_barrier(mem_flags::mem_threadgroup);

@@ -116,10 +116,6 @@ inline void row_group_barrier() {
   }
 }
 
-// Row of an 8 x 8 matrix in which the two elements of a lane lie: not in Metal's specification, the same on every
-// Apple GPU so far, and checked on the device by matrix_layout_probe before the first use.
-inline int matrix_row(int lane) { return ((lane / 4) & 4) + (lane / 2) % 4; }
-
 // The result blocks of this simdgroup, as rows of f32 in threadgroup memory.
 template <int COLUMN_GROUPS, int BLOCKS>
 inline void stage_result(thread const simdgroup_float8x8* result, int width, threadgroup float* rows, int stride,

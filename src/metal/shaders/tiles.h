@@ -51,6 +51,10 @@ constexpr int padded_row(int columns, int element_bytes) { return columns + 16 /
 // Streamed rows are staged 256 bytes wide: 64 columns of f32, 128 of f16.
 constexpr int chunk_columns(int max_dim, int element_bytes) { return smaller(max_dim, 256 / element_bytes); }
 
+// Row of an 8 x 8 matrix in which the two elements of a lane lie: not in Metal's specification, the same on every
+// Apple GPU so far, and checked on the device by matrix_layout_probe before the first use.
+constexpr int matrix_row(int lane) { return ((lane / 4) & 4) + (lane / 2) % 4; }
+
 // Byte offsets into the threadgroup memory of attention_forward.
 struct ForwardLayout {
   int streamed, scores, factors, addresses, bytes;
