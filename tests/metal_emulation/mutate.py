@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Breaks the Metal shaders one small way at a time, and checks that a test notices each time.
 
-    tests/metal_emulation/mutate.py BUILD [--sample N] [--only TEXT]
+    tests/metal_emulation/mutate.py BUILD [--sample N] [--only TEXT] [--skip N]
 
 BUILD is a configured build with metal_grid_test and metal_emulation_test built. Mutants: every barrier removed in
 turn, and the edits of EDITS: tile bounds and mask edges moved by one, edges dropped. Exit status 1 if one survives.
@@ -226,9 +226,10 @@ def main():
     parser.add_argument("build")
     parser.add_argument("--sample", type=int, help="only this many mutants, drawn anew every day")
     parser.add_argument("--only", default="", help="only mutants whose name contains this")
+    parser.add_argument("--skip", type=int, default=0, help="leave out the first SKIP, to go on after an interruption")
     args = parser.parse_args()
     build = Build(args.build)
-    chosen = [m for m in mutants() if args.only in f"{m[0]}:{m[1]} {m[2]}"]
+    chosen = [m for m in mutants() if args.only in f"{m[0]}:{m[1]} {m[2]}"][args.skip:]
     if args.sample:
         chosen = random.sample(chosen, min(args.sample, len(chosen)))
     survivors = 0

@@ -27,19 +27,17 @@ inline void walsh_hadamard(threadgroup float* x, int block, int lane) {
   }
 }
 
-// In place: `width` values of a row, whole blocks, zeros beyond the row's own values. Value i has been written by
-// lane i % 32, or is settled.
+// In place: `width` values of a row, whole blocks, zeros beyond the row's own values. Before and after, value i
+// belongs to lane i % 32: no barrier is needed towards a caller that touches rows in the same way.
 inline void rotate_row(threadgroup float* x, int width, int block, int lane) {
   for (int i = lane; i < width; i += 32) x[i] = signed_value(block, i % block, x[i]);
   simdgroup_barrier(mem_flags::mem_threadgroup);
   for (int start = 0; start < width; start += block) walsh_hadamard(x + start, block, lane);
   for (int i = lane; i < width; i += 32) x[i] = x[i] * inverse_sqrt(block);
-  simdgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-// The inverse.
+// The inverse; the row is settled before.
 inline void unrotate_row(threadgroup float* x, int width, int block, int lane) {
   for (int start = 0; start < width; start += block) walsh_hadamard(x + start, block, lane);
   for (int i = lane; i < width; i += 32) x[i] = signed_value(block, i % block, x[i] * inverse_sqrt(block));
-  simdgroup_barrier(mem_flags::mem_threadgroup);
 }

@@ -16,9 +16,9 @@ inline float sum_over_threads(float value, threadgroup float* reduced, Place at)
   for (int i = 0; i < ATTNSPAN_SIMDGROUPS; ++i) sum += reduced[i];
   return sum;
 }
+// The first reduction of its kernel: nothing else is still being read.
 inline float max_over_threads(float value, threadgroup float* reduced, Place at) {
   value = simd_max(value);
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // the last reduction is read
   if (at.lane == 0) reduced[at.simdgroup] = value;
   threadgroup_barrier(mem_flags::mem_threadgroup);
   float largest = reduced[0];
