@@ -97,8 +97,8 @@ EDITS = [
     # append
     ("append.metal", "if (row >= p.seqlen_new) return;", "if (row > p.seqlen_new) return;"),
     ("append.metal", "block * 32 < HEAD_DIM", "block * 32 + 31 < HEAD_DIM"),
-    ("append.metal", "d < HEAD_DIM ? load_element(t.rows, from + d) : 0.0f;\n  simdgroup",
-     "load_element(t.rows, from + d);\n  simdgroup"),
+    ("append.metal", "d < HEAD_DIM ? load_element(t.rows, from + d) : 0.0f;\n  rotate_row",
+     "load_element(t.rows, from + d);\n  rotate_row"),
 ]
 
 
