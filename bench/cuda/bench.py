@@ -234,6 +234,44 @@ def section_decode():
         LIB.keep.clear()
 
 
+def quantised_cache(fmt_k, fmt_v, batch, tokens, kv_heads, dim):
+    """Random codes in the layout of KvCache: [sequence][head][token][row], scales in a plane of their own."""
+
+    def plane(fmt):
+        row = {3: dim, 4: dim // 2}[fmt]
+        blocks = {3: dim // 32, 4: max(1, dim // 128)}[fmt]
+        codes = torch.randint(0, 256, (batch, kv_heads, tokens, row), dtype=torch.uint8, device="cuda")
+        scales = (0.01 if fmt == 3 else 1.0) * (0.5 + torch.rand(batch, kv_heads, tokens, blocks, device="cuda"))
+        scales = scales.half()
+        LIB.keep.append((codes, scales))
+        return ac.rows(codes, dim, fmt, kv_heads * tokens * row, tokens * row, row, scales,
+                       (kv_heads * tokens * blocks, tokens * blocks, blocks)), batch * kv_heads * tokens * (row + 2 * blocks)
+
+    key, key_bytes = plane(fmt_k)
+    value, value_bytes = plane(fmt_v)
+    lengths = torch.full((batch,), tokens, dtype=torch.int32, device="cuda")
+    LIB.keep.append(lengths)
+    return ac.cache_view(key, value, batch, kv_heads, tokens, batch, tokens, lengths), key_bytes + value_bytes
+
+
+def section_decode_quantised():
+    bandwidth = read_bandwidth()
+    tokens, heads, kv_heads, dim = 262144, 32, 8, 128
+    q, k, v = qkv(1, 1, heads, kv_heads, dim, seqlen_k=tokens)
+    peer = cudnn(q, k, v, False)
+    for name, fmt_k, fmt_v in (("tbq4", 4, 4), ("q8 K, tbq4 V", 3, 4), ("q8", 3, 3)):
+        cache, total = quantised_cache(fmt_k, fmt_v, 1, tokens, kv_heads, dim)
+        out = torch.full_like(q, float("nan"))
+        ours = LIB.forward(q, None, None, out, cache=cache, stream=torch.cuda.current_stream().cuda_stream)
+        ours()
+        finite = bool(out.isfinite().all().item())
+        ours_s, peer_s = medians([ours, peer])
+        record("decode", f"{name} 32/8 batch 1 x {tokens}", ours_us=ours_s * 1e6, cudnn_bf16_us=peer_s * 1e6,
+               ratio=peer_s / ours_s, share_of_read=total / ours_s / bandwidth, finite=finite)
+        LIB.keep.clear()
+        torch.cuda.empty_cache()
+
+
 def section_decode_graph():
     """Batch 1 through graph replay, as an engine runs it: the L2 is kept cold by rotating buffers."""
     for tokens, sets in ((4096, 12), (32768, 3)):
@@ -257,7 +295,7 @@ def section_decode_graph():
 
 
 def main():
-    sections = sys.argv[3:] or ["matmul", "forward", "small", "accuracy", "decode", "decode_graph", "flex"]
+    sections = sys.argv[3:] or ["matmul", "forward", "small", "accuracy", "decode", "decode_quantised", "decode_graph", "flex"]
     torch.manual_seed(int(time.time()))
     driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader"],
                             capture_output=True, text=True).stdout.strip()

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "cuda/backward.hpp"
 #include "cuda/device.hpp"
 #include "cuda/forward.hpp"
 #include "cuda/make_params.hpp"
@@ -37,11 +38,12 @@ class CudaBackend final : public Backend {
   Support supports(const Problem& problem) const override {
     const Support fits = fits_kernels(problem);
     if (!fits) return fits;
-    if (problem.phase == Phase::backward) return Support::no("backward is not built yet");
+    if (problem.phase == Phase::backward) return plan_backward(problem, current_device()).support;
     return plan_forward(problem, current_device()).support;
   }
 
   size_t workspace_bytes(const Problem& problem, const Execution&) const override {
+    if (problem.phase == Phase::backward) return plan_backward(problem, current_device()).scratch_bytes();
     return plan_forward(problem, current_device()).scratch_bytes();
   }
 
@@ -49,13 +51,18 @@ class CudaBackend final : public Backend {
     return run_forward(plan_forward(problem, current_device()), execution);
   }
 
-  int64_t backward(const Problem&, const Execution&) override {
-    throw Error(ErrorCode::unsupported, "backend", "cuda: backward is not built yet");
+  int64_t backward(const Problem& problem, const Execution& execution) override {
+    return run_backward(plan_backward(problem, current_device()), execution);
   }
 
   void merge(const MergeProblem& problem, const Execution& execution) override {
     check(launch_merge_states(make_merge_params(problem), static_cast<cudaStream_t>(execution.stream)),
           "launching merge_states");
+  }
+
+  void append(const DeviceAppendArgs& args, const Execution& execution) override {
+    check(launch_append(make_append_params(args), static_cast<cudaStream_t>(execution.stream)),
+          "launching append");
   }
 
  private:

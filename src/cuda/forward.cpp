@@ -28,19 +28,21 @@ int64_t longest_span(const Params& p) {
   return std::min<int64_t>(p.seqlen_k, p.window_left + p.window_right + p.seqlen_q);
 }
 
-void plan_decode(ForwardPlan& plan, const DeviceLimits& device) {
+// Few rows: the keys are split so that one sequence fills the device.
+void plan_splits_of(ForwardPlan& plan, const DeviceLimits& device) {
   Params& p = plan.params;
   if (p.seqlen_q > kDecodeRows || p.seqlen_q == 0) return;
-  const int64_t row_tiles =
-      (static_cast<int64_t>(p.seqlen_q) * p.group + plan.mma.warps * 16 - 1) / (plan.mma.warps * 16);
-  const int64_t blocks = row_tiles * p.kv_heads * plan.mma.chunks;
-  constexpr int kBlocksPerMultiprocessor = 4;
-  p.split_target = static_cast<int32_t>(
-      std::max<int64_t>(1, static_cast<int64_t>(device.multiprocessors) * kBlocksPerMultiprocessor / blocks));
+  plan.decode = plan_decode_kernel(p, device.shared_bytes, device.multiprocessors, device.major);
+  plan.overlap = device.major >= 9;
+  const int64_t tile = plan.decode.ok ? plan.decode.tile_rows : plan.mma.warps * 16;
+  const int64_t row_tiles = (static_cast<int64_t>(p.seqlen_q) * p.group + tile - 1) / tile;
+  const int64_t blocks = row_tiles * p.kv_heads * (plan.decode.ok ? 1 : plan.mma.chunks);
+  const int64_t resident = plan.decode.ok ? plan.decode.split_waves : 4;
+  p.split_target = static_cast<int32_t>(std::max<int64_t>(1, device.multiprocessors * resident / blocks));
   const int64_t splits =
       std::min<int64_t>(p.split_target, (longest_span(p) + kMinSplitKeys - 1) / kMinSplitKeys);
   p.max_splits = static_cast<int32_t>(std::max<int64_t>(1, splits));
-  if (p.max_splits == 1) return;
+  if (p.max_splits == 1 && !plan.decode.ok) return;
   const size_t rows = static_cast<size_t>(p.max_splits) * p.heads * p.seqlen_q *
                       (p.cu_seqlens_q != nullptr ? 1 : static_cast<size_t>(p.batch));
   plan.partial_out_bytes = rows * p.head_dim_v * sizeof(float);
@@ -65,8 +67,8 @@ ForwardPlan plan_forward(const Problem& problem, const DeviceLimits& device) {
                                std::to_string(device.shared_bytes) + " bytes a block");
     return plan;
   }
-  plan_decode(plan, device);
-  if (plan.params.max_splits == 1) {
+  plan_splits_of(plan, device);
+  if (plan.partial_out_bytes == 0) {
     plan.sm90 = plan_forward_sm90(plan.params, device.major, device.multiprocessors, device.l2_bytes);
   }
   return plan;
@@ -76,12 +78,17 @@ int64_t run_forward(ForwardPlan plan, const Execution& execution) {
   Params& p = plan.params;
   const cudaStream_t stream = static_cast<cudaStream_t>(execution.stream);
   Scratch scratch(execution, plan.scratch_bytes());
-  if (p.max_splits > 1) {
+  if (plan.partial_out_bytes > 0) {
     p.partial_out = static_cast<float*>(scratch.take(plan.partial_out_bytes));
     p.partial_lse = static_cast<float*>(scratch.take(plan.partial_lse_bytes));
   }
   NanGuard guard(p.nan_guard, scratch, stream);
   p.replaced = guard.counter();
+  if (plan.decode.ok) {
+    check(launch_decode(p, plan.decode, stream), "launching the decode kernel");
+    check(launch_merge_splits(p, plan.overlap, stream), "launching the merge of splits");
+    return guard.replaced();
+  }
   if (plan.sm90.ok) {
     if (plan.sm90.needs_counter) {
       plan.sm90.schedule.next = static_cast<uint32_t*>(scratch.take(sizeof(uint32_t)));
@@ -92,7 +99,7 @@ int64_t run_forward(ForwardPlan plan, const Execution& execution) {
     return guard.replaced();
   }
   check(launch_forward_mma(p, plan.compute, plan.mma, stream), "launching the portable forward kernel");
-  if (p.max_splits > 1) check(launch_merge_splits(p, stream), "launching the merge of splits");
+  if (p.max_splits > 1) check(launch_merge_splits(p, false, stream), "launching the merge of splits");
   return guard.replaced();
 }
 

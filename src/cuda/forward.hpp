@@ -1,6 +1,7 @@
 #pragma once
 // Which kernels answer a forward problem, and the scratch they need.
 
+#include "cuda/decode.hpp"
 #include "cuda/device.hpp"
 #include "cuda/forward_mma.hpp"
 #include "cuda/forward_sm90.hpp"
@@ -10,9 +11,11 @@ namespace attnspan::cuda {
 
 struct ForwardPlan {
   Params params;
-  int compute = 0;  // DType of the products
-  Sm90Plan sm90;    // used where ok
-  MmaShape mma;     // otherwise
+  int compute = 0;       // DType of the products
+  DecodePlan decode;     // used where ok
+  Sm90Plan sm90;         // else used where ok
+  MmaShape mma;          // otherwise
+  bool overlap = false;  // the merge of splits may be launched early
   size_t partial_out_bytes = 0, partial_lse_bytes = 0;
   Support support;
 

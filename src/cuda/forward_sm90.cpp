@@ -21,12 +21,13 @@ template <typename Tile>
 constexpr Bucket bucket_of() {
   return {Tile::kDepth, Tile::kColumns, Tile::kWarpgroups * 64, Tile::kKeys};
 }
-constexpr Bucket kBuckets[] = {bucket_of<Sm90Dim64>(), bucket_of<Sm90Dim96>(), bucket_of<Sm90Dim128>(),
-                               bucket_of<Sm90Dim192>(), bucket_of<Sm90Dim256>()};
+constexpr Bucket kBuckets[] = {bucket_of<Sm90Dim64Short>(), bucket_of<Sm90Dim64>(),  bucket_of<Sm90Dim96>(),
+                               bucket_of<Sm90Dim128>(),     bucket_of<Sm90Dim192>(), bucket_of<Sm90Dim256>()};
 
 // -1 where no bucket is wide enough
 int find_bucket(const Params& p) {
-  for (int i = 0; i < static_cast<int>(std::size(kBuckets)); ++i) {
+  const int first = p.seqlen_q >= kSm90LongRows ? 1 : 0;
+  for (int i = first; i < static_cast<int>(std::size(kBuckets)); ++i) {
     if (p.head_dim <= kBuckets[i].depth && p.head_dim_v <= kBuckets[i].columns) return i;
   }
   return -1;

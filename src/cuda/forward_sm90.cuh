@@ -27,16 +27,18 @@ struct Sm90Shared {
   static constexpr int kQueryBytes = kDepthBlocks * kRows * 128;
   static constexpr int kKeyBytes = kDepthBlocks * Tile::kKeys * 128;
   static constexpr int kValueBytes = kColumnBlocks * Tile::kKeys * 128;
-  static constexpr int kKeyStart = kQueryBytes;
+  static constexpr int kKeyStart = Tile::kQueries * kQueryBytes;
   static constexpr int kValueStart = kKeyStart + Tile::kStages * kKeyBytes;
   static constexpr int kBarrierStart = kValueStart + Tile::kStages * kValueBytes;
-  static constexpr int kBarriers = 4 * Tile::kStages + 7;
+  static constexpr int kQueryBarriers = 4 * Tile::kStages;
+  static constexpr int kTicketBarriers = kQueryBarriers + 2 * Tile::kQueries;
+  static constexpr int kBarriers = kTicketBarriers + 5;
   static constexpr int kTicketStart = kBarrierStart + 8 * kBarriers + 8;
   static constexpr int kBytes = kTicketStart + 2 * 16 + 1024;  // TMA's swizzle wants multiples of 1024
 
   uint32_t base;  // shared address, a multiple of 1024
 
-  __device__ uint32_t query() const { return base; }
+  __device__ uint32_t query(int slot) const { return base + slot * kQueryBytes; }
   __device__ uint32_t key(int stage) const { return base + kKeyStart + stage * kKeyBytes; }
   __device__ uint32_t value(int stage) const { return base + kValueStart + stage * kValueBytes; }
   __device__ uint32_t barrier(int index) const { return base + kBarrierStart + 8 * index; }
@@ -44,11 +46,11 @@ struct Sm90Shared {
   __device__ uint32_t key_empty(int stage) const { return barrier(Tile::kStages + stage); }
   __device__ uint32_t value_full(int stage) const { return barrier(2 * Tile::kStages + stage); }
   __device__ uint32_t value_empty(int stage) const { return barrier(3 * Tile::kStages + stage); }
-  __device__ uint32_t query_full() const { return barrier(4 * Tile::kStages); }
-  __device__ uint32_t query_empty() const { return barrier(4 * Tile::kStages + 1); }
-  __device__ uint32_t ticket_full(int slot) const { return barrier(4 * Tile::kStages + 2 + slot); }
-  __device__ uint32_t ticket_empty(int slot) const { return barrier(4 * Tile::kStages + 4 + slot); }
-  __device__ uint32_t tail() const { return barrier(4 * Tile::kStages + 6); }
+  __device__ uint32_t query_full(int slot) const { return barrier(kQueryBarriers + slot); }
+  __device__ uint32_t query_empty(int slot) const { return barrier(kQueryBarriers + Tile::kQueries + slot); }
+  __device__ uint32_t ticket_full(int slot) const { return barrier(kTicketBarriers + slot); }
+  __device__ uint32_t ticket_empty(int slot) const { return barrier(kTicketBarriers + 2 + slot); }
+  __device__ uint32_t tail() const { return barrier(kTicketBarriers + 4); }
 };
 
 template <typename Tile>
@@ -60,8 +62,10 @@ __device__ inline void init_barriers(const Sm90Shared<Tile>& shared) {
     barrier_init(shared.value_full(stage), 1);
     barrier_init(shared.value_empty(stage), kConsumerWarps);
   }
-  barrier_init(shared.query_full(), 1);
-  barrier_init(shared.query_empty(), kConsumerWarps);
+  for (int slot = 0; slot < Tile::kQueries; ++slot) {
+    barrier_init(shared.query_full(slot), 1);
+    barrier_init(shared.query_empty(slot), kConsumerWarps);
+  }
   for (int slot = 0; slot < 2; ++slot) {
     barrier_init(shared.ticket_full(slot), 1);
     barrier_init(shared.ticket_empty(slot), kConsumerWarps);
@@ -141,89 +145,187 @@ __device__ inline void clear_tail(const Sm90Shared<Tile>& shared, int stage, int
   __syncwarp();
 }
 
+// Where the producer stands in its rings.
 template <typename Tile>
-__device__ inline void load_keys_and_values(const detail::Sm90Args& args, const Sm90Shared<Tile>& shared,
-                                            const RowsOfTile& r, int32_t kv_head, Ring<Tile::kStages>& ring,
-                                            uint32_t& tail_phase) {
+struct Production {
+  Ring<Tile::kStages> keys;
+  Ring<Tile::kQueries> queries;
+  Ring<2> tickets;
+  uint32_t tail_phase = 0;
+};
+
+// All lanes; the first one waits and starts the copies.
+template <typename Tile>
+__device__ inline void load_query(const detail::Sm90Args& args, const Sm90Shared<Tile>& shared,
+                                  const RowsOfTile& r, int32_t head, int batch, Production<Tile>& at) {
   using S = Sm90Shared<Tile>;
-  const bool leader = (threadIdx.x & 31) == 0;
-  for (int64_t key0 = r.keys.begin; key0 < r.keys.end; key0 += Tile::kKeys) {
-    const int row = static_cast<int>(r.s.k_row0 + key0);
-    const int batch = args.p.cu_seqlens_q != nullptr ? 0 : r.s.batch;
-    if (leader) {
-      barrier_wait(shared.key_empty(ring.slot), ring.phase ^ 1);
-      barrier_arrive_expecting(shared.key_full(ring.slot), S::kKeyBytes);
-      for (int c = 0; c < S::kDepthBlocks; ++c) {
-        tma_load(shared.key(ring.slot) + c * Tile::kKeys * 128, &args.key, shared.key_full(ring.slot), c * 64,
-                 row, kv_head, batch);
-      }
-      barrier_wait(shared.value_empty(ring.slot), ring.phase ^ 1);
+  if ((threadIdx.x & 31) == 0) {
+    const uint32_t full = shared.query_full(at.queries.slot);
+    barrier_wait(shared.query_empty(at.queries.slot), at.queries.phase ^ 1);
+    barrier_arrive_expecting(full, S::kQueryBytes);
+    for (int c = 0; c < S::kDepthBlocks; ++c) {
+      tma_load(shared.query(at.queries.slot) + c * S::kRows * 128, &args.query, full, c * 64,
+               static_cast<int>(r.s.q_row0) + r.row0, head, batch);
     }
-    const bool tail = args.schedule.zero_tail && key0 + Tile::kKeys > r.s.rule.key_limit;
-    const uint32_t arrives = tail ? shared.tail() : shared.value_full(ring.slot);
-    if (leader) {
-      barrier_arrive_expecting(arrives, S::kValueBytes);
-      for (int c = 0; c < S::kColumnBlocks; ++c) {
-        tma_load(shared.value(ring.slot) + c * Tile::kKeys * 128, &args.value, arrives, c * 64, row, kv_head,
-                 batch);
-      }
+  }
+  at.queries.advance();
+}
+
+template <typename Tile>
+__device__ inline void load_value(const detail::Sm90Args& args, const Sm90Shared<Tile>& shared,
+                                  const RowsOfTile& r, int32_t kv_head, int batch, int32_t key0,
+                                  Production<Tile>& at) {
+  using S = Sm90Shared<Tile>;
+  const int stage = at.keys.slot;
+  const bool tail = args.schedule.zero_tail && key0 + Tile::kKeys > r.s.rule.key_limit;
+  if ((threadIdx.x & 31) == 0) {
+    const uint32_t full = tail ? shared.tail() : shared.value_full(stage);
+    barrier_wait(shared.value_empty(stage), at.keys.phase ^ 1);
+    barrier_arrive_expecting(full, S::kValueBytes);
+    for (int c = 0; c < S::kColumnBlocks; ++c) {
+      tma_load(shared.value(stage) + c * Tile::kKeys * 128, &args.value, full, c * 64,
+               static_cast<int>(r.s.k_row0) + key0, kv_head, batch);
     }
-    if (tail) {
-      __syncwarp();
-      barrier_wait(shared.tail(), tail_phase);
-      tail_phase ^= 1;
-      clear_tail(shared, ring.slot, static_cast<int>(r.s.rule.key_limit - key0));
-      if (leader) barrier_arrive(shared.value_full(ring.slot));
-    }
-    __syncwarp();
-    ring.advance();
+  }
+  if (!tail) return;
+  __syncwarp();
+  barrier_wait(shared.tail(), at.tail_phase);
+  at.tail_phase ^= 1;
+  clear_tail(shared, stage, static_cast<int>(r.s.rule.key_limit - key0));
+  if ((threadIdx.x & 31) == 0) barrier_arrive(shared.value_full(stage));
+}
+
+template <typename Tile>
+__device__ inline void load_key(const detail::Sm90Args& args, const Sm90Shared<Tile>& shared,
+                                const RowsOfTile& r, int32_t kv_head, int batch, int32_t key0,
+                                Production<Tile>& at) {
+  using S = Sm90Shared<Tile>;
+  if ((threadIdx.x & 31) != 0) return;
+  const uint32_t full = shared.key_full(at.keys.slot);
+  barrier_wait(shared.key_empty(at.keys.slot), at.keys.phase ^ 1);
+  barrier_arrive_expecting(full, S::kKeyBytes);
+  for (int c = 0; c < S::kDepthBlocks; ++c) {
+    tma_load(shared.key(at.keys.slot) + c * Tile::kKeys * 128, &args.key, full, c * 64,
+             static_cast<int>(r.s.k_row0) + key0, kv_head, batch);
   }
 }
 
 template <typename Tile>
+__device__ inline void hand_out(const Sm90Shared<Tile>& shared, Ticket ticket, Production<Tile>& at) {
+  if ((threadIdx.x & 31) == 0) {
+    barrier_wait(shared.ticket_empty(at.tickets.slot), at.tickets.phase ^ 1);
+    const uint32_t to = shared.base + Sm90Shared<Tile>::kTicketStart + at.tickets.slot * 16;
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %3};" ::"r"(to), "r"(ticket.batch), "r"(ticket.head),
+                 "r"(ticket.tile)
+                 : "memory");
+    barrier_arrive(shared.ticket_full(at.tickets.slot));
+  }
+  __syncwarp();
+  at.tickets.advance();
+}
+
+// A tile of rows on the producer's side; ticket.batch < 0: none.
+struct Upcoming {
+  Ticket ticket;
+  RowsOfTile r;
+};
+
+// All lanes. Without a counter every block has one tile: the next index is past the end.
+template <typename Tile>
+__device__ inline Upcoming take_next(const detail::Sm90Args& args, const Sm90Shared<Tile>& shared,
+                                     int64_t index, Production<Tile>& at) {
+  Upcoming next;
+  next.ticket = ticket_of(args.p, args.schedule, Sm90Shared<Tile>::kRows, index);
+  hand_out(shared, next.ticket, at);
+  if (next.ticket.batch >= 0) next.r = rows_of_ticket(args.p, next.ticket, Sm90Shared<Tile>::kRows);
+  return next;
+}
+
+template <typename Tile>
+__device__ inline int64_t claim_index(const detail::Sm90Args& args) {
+  uint32_t taken = 0;
+  if ((threadIdx.x & 31) == 0 && args.schedule.next != nullptr) taken = atomicAdd(args.schedule.next, 1U);
+  return static_cast<int64_t>(gridDim.x) + __shfl_sync(0xffffffffU, taken, 0);
+}
+
+// The next tile is taken while the first keys of this one load; with two buffers its queries follow at once.
+// With one, they wait behind its first keys until the old ones are done with.
+template <typename Tile>
 __device__ inline void produce(const detail::Sm90Args& args, const Sm90Shared<Tile>& shared) {
-  using S = Sm90Shared<Tile>;
-  const Params& p = args.p;
-  const bool leader = (threadIdx.x & 31) == 0;
-  Ring<Tile::kStages> ring;
-  Ring<2> tickets;
-  uint32_t query_phase = 1, tail_phase = 0;
-  int64_t index = blockIdx.x;
-  for (;;) {
-    const Ticket ticket = ticket_of(p, args.schedule, S::kRows, index);
-    if (leader) {
-      barrier_wait(shared.ticket_empty(tickets.slot), tickets.phase ^ 1);
-      const uint32_t at = shared.base + S::kTicketStart + tickets.slot * 16;
-      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %3};" ::"r"(at), "r"(ticket.batch), "r"(ticket.head),
-                   "r"(ticket.tile)
-                   : "memory");
-      barrier_arrive(shared.ticket_full(tickets.slot));
-    }
-    __syncwarp();
-    tickets.advance();
-    if (ticket.batch < 0) return;
-    const RowsOfTile r = rows_of_ticket(p, ticket, S::kRows);
-    if (!r.keys.empty()) {
-      if (leader) {
-        barrier_wait(shared.query_empty(), query_phase);
-        barrier_arrive_expecting(shared.query_full(), S::kQueryBytes);
-        const int batch = p.cu_seqlens_q != nullptr ? 0 : ticket.batch;
-        for (int c = 0; c < S::kDepthBlocks; ++c) {
-          tma_load(shared.query() + c * S::kRows * 128, &args.query, shared.query_full(), c * 64,
-                   static_cast<int>(r.s.q_row0) + r.row0, ticket.head, batch);
-        }
+  constexpr bool kEarly = Tile::kQueries == 2;
+  Production<Tile> at;
+  const bool packed = args.p.cu_seqlens_q != nullptr;
+  const auto query_of = [&](const Upcoming& u) {
+    load_query(args, shared, u.r, u.ticket.head, packed ? 0 : u.ticket.batch, at);
+  };
+  Upcoming now = take_next(args, shared, blockIdx.x, at);
+  bool loaded = false;  // the queries of `now`
+  while (now.ticket.batch >= 0) {
+    const int batch = packed ? 0 : now.ticket.batch;
+    const int32_t kv_head = now.ticket.head / args.p.group;
+    const int32_t begin = static_cast<int32_t>(now.r.keys.begin), end = static_cast<int32_t>(now.r.keys.end);
+    Upcoming next;
+    bool next_loaded = false;
+    if (begin >= end) next = take_next(args, shared, claim_index<Tile>(args), at);
+    for (int32_t key0 = begin; key0 < end; key0 += Tile::kKeys) {
+      load_key(args, shared, now.r, kv_head, batch, key0, at);
+      if (key0 == begin && !loaded) query_of(now);
+      load_value(args, shared, now.r, kv_head, batch, key0, at);
+      __syncwarp();
+      at.keys.advance();
+      if (key0 != begin) continue;
+      next = take_next(args, shared, claim_index<Tile>(args), at);
+      if (kEarly && next.ticket.batch >= 0 && !next.r.keys.empty()) {
+        query_of(next);
+        next_loaded = true;
       }
-      query_phase ^= 1;
-      load_keys_and_values<Tile>(args, shared, r, ticket.head / p.group, ring, tail_phase);
     }
-    // Without a counter every block has one tile: the next index is past the end.
-    uint32_t taken = 0;
-    if (leader && args.schedule.next != nullptr) taken = atomicAdd(args.schedule.next, 1U);
-    index = static_cast<int64_t>(gridDim.x) + __shfl_sync(0xffffffffU, taken, 0);
+    now = next;
+    loaded = next_loaded;
   }
 }
 
 // ---- the consumers
+
+// A tile of rows as a thread of a consumer warpgroup sees it. Lengths fit 32 bits.
+struct Work {
+  int32_t batch = -1, head = 0;  // batch < 0: no more
+  int32_t q_row0 = 0, seqlen_q = 0;
+  int32_t row = 0;                       // of this thread; its other row is 8 further
+  int32_t begin = 0, end = 0;            // keys that some row of the tile sees
+  int32_t core_begin = 0, core_end = 0;  // keys that all rows of this warpgroup see
+  int32_t span_begin[2] = {0, 0}, span_end[2] = {0, 0};
+  int32_t diagonal = 0;
+};
+
+template <typename Tile>
+__device__ inline Work work_of(const Params& p, Ticket ticket, int group) {
+  Work w;
+  w.batch = ticket.batch;
+  w.head = ticket.head;
+  if (ticket.batch < 0) return w;
+  const RowsOfTile r = rows_of_ticket(p, ticket, Sm90Shared<Tile>::kRows);
+  w.q_row0 = static_cast<int32_t>(r.s.q_row0);
+  w.seqlen_q = r.s.seqlen_q;
+  w.begin = static_cast<int32_t>(r.keys.begin);
+  w.end = static_cast<int32_t>(r.keys.end);
+  w.diagonal = static_cast<int32_t>(r.s.rule.diagonal);
+  const int32_t first = r.row0 + 64 * group, last = min(first + 64, r.s.seqlen_q);
+  if (first < last) {
+    const KeySpan core = r.s.rule.core(first, last);
+    w.core_begin = static_cast<int32_t>(core.begin);
+    w.core_end = static_cast<int32_t>(core.end);
+  }
+  const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) / 32 % 4;
+  w.row = first + 16 * warp + lane / 4;
+  for (int half = 0; half < 2; ++half) {
+    if (w.row + 8 * half >= r.s.seqlen_q) continue;
+    const KeySpan span = r.s.rule.span(w.row + 8 * half);
+    w.span_begin[half] = static_cast<int32_t>(span.begin);
+    w.span_end[half] = static_cast<int32_t>(span.end);
+  }
+  return w;
+}
 
 // The state of a thread's two rows (lane / 4 and lane / 4 + 8 of its warp). m is in units of the scores as
 // they stand in registers; `unit` turns them into powers of 2.
@@ -282,14 +384,12 @@ __device__ __forceinline__ bool softmax_scores(float (&s)[kKeys / 2], RowState& 
 
 // Keys outside a row's span get -inf. Columns of the tile, relative to key0, are 8 t + 2 (lane % 4) + e.
 template <int kKeys>
-__device__ __forceinline__ void mask_scores(float (&s)[kKeys / 2], const KeySpan (&spans)[2], int64_t key0) {
+__device__ __forceinline__ void mask_scores(float (&s)[kKeys / 2], const Work& work, int32_t key0) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    int64_t begin = spans[half].begin - key0, end = spans[half].end - key0;
-    begin = begin < 0 ? 0 : begin > kKeys ? kKeys : begin;
-    end = end < begin ? begin : end > kKeys ? kKeys : end;
-    const int first = static_cast<int>(begin) - 2 * (static_cast<int>(threadIdx.x) & 3);
-    const uint32_t size = static_cast<uint32_t>(end - begin);
+    const int begin = max(work.span_begin[half] - key0, 0), end = min(work.span_end[half] - key0, kKeys);
+    const int first = begin - 2 * (static_cast<int>(threadIdx.x) & 3);
+    const uint32_t size = static_cast<uint32_t>(max(end - begin, 0));
 #pragma unroll
     for (int t = 0; t < kKeys / 8; ++t) {
 #pragma unroll
@@ -309,8 +409,8 @@ __device__ __forceinline__ float tanh_approx(float x) {
 // softcap, bias and alibi on products: s becomes logits in natural units. tanh.approx is off by 2^-11 at
 // most, which is f16's own rounding.
 template <int kKeys>
-__device__ __forceinline__ void transform_scores(const Params& p, const RowScore (&rows)[2],
-                                                 float (&s)[kKeys / 2], int64_t key0) {
+__device__ __forceinline__ void transform_scores(const Params& p, const Work& work, float (&s)[kKeys / 2],
+                                                 int32_t key0) {
   if (p.softcap != 0) {
     const float inner = p.softmax_scale / p.softcap;
 #pragma unroll
@@ -319,30 +419,34 @@ __device__ __forceinline__ void transform_scores(const Params& p, const RowScore
 #pragma unroll
     for (int i = 0; i < kKeys / 2; ++i) s[i] *= p.softmax_scale;
   }
+  const int column = 2 * (static_cast<int>(threadIdx.x) & 3);
   if (p.alibi_slopes.data != nullptr) {
+    const float slope = p.alibi_slopes.data[work.batch * p.alibi_slopes.batch_stride + work.head];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float offset = rows[half].position - static_cast<float>(key0 + 2 * (threadIdx.x & 3));
+      const float offset = static_cast<float>(work.row + 8 * half + work.diagonal - key0 - column);
 #pragma unroll
       for (int t = 0; t < kKeys / 8; ++t) {
 #pragma unroll
-        for (int e = 0; e < 2; ++e) s[4 * t + 2 * half + e] -= rows[half].slope * fabsf(offset - (8 * t + e));
+        for (int e = 0; e < 2; ++e)
+          s[4 * t + 2 * half + e] -= slope * fabsf(offset - static_cast<float>(8 * t + e));
       }
     }
   }
-  if (p.bias.data != nullptr) {
+  if (p.bias.data == nullptr) return;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+  for (int half = 0; half < 2; ++half) {
+    const float* bias = p.bias.data + work.batch * p.bias.batch_stride + work.head * p.bias.head_stride +
+                        (work.row + 8 * half) * p.bias.row_stride + (key0 + column) * p.bias.key_stride;
+    const int begin = work.span_begin[half] - key0 - column, end = work.span_end[half] - key0 - column;
 #pragma unroll
-      for (int t = 0; t < kKeys / 8; ++t) {
+    for (int t = 0; t < kKeys / 8; ++t) {
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int64_t key = key0 + 8 * t + 2 * (threadIdx.x & 3) + e;
-          if (!rows[half].span.contains(key)) continue;
-          const float bias = rows[half].bias[key * p.bias.key_stride];
-          float& x = s[4 * t + 2 * half + e];
-          x = bias <= kMaskingBiasValue ? -INFINITY : x + bias;
-        }
+      for (int e = 0; e < 2; ++e) {
+        if (8 * t + e < begin || 8 * t + e >= end) continue;
+        const float b = bias[(8 * t + e) * p.bias.key_stride];
+        float& x = s[4 * t + 2 * half + e];
+        x = b <= kMaskingBiasValue ? -INFINITY : x + b;
       }
     }
   }
@@ -405,31 +509,36 @@ __device__ inline int guard_pair(uint32_t& word) {
   return replaced;
 }
 
+// A tile whose keys are done: where its rows go, and their state.
+struct Finished {
+  int32_t batch, head, q_row0, seqlen_q, row;
+  RowState state;
+};
+
 // Normalises, adds the sink, and writes out (16 bytes a lane) and lse.
 template <typename T, typename Tile>
-__device__ inline void store_rows_of_tile(const Params& p, const RowsOfTile& r, int32_t head, int row0,
-                                          float (&o)[Tile::kColumns / 2], const RowState& state,
-                                          float natural) {
+__device__ inline void store_tile(const Params& p, const Finished& done, const float (&o)[Tile::kColumns / 2],
+                                  float natural) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
   int replaced = 0;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = row0 + lane / 4 + 8 * half;
-    const bool exists = row < r.s.seqlen_q;
-    float l = quad_sum(state.l[half]);
-    float m = state.m[half] * natural, scale = 1;
-    if (p.sinks != nullptr && p.sinks[head] != -INFINITY) {
-      const float sink = p.sinks[head], top = l > 0 ? fmaxf(m, sink) : sink;
+    const int row = done.row + 8 * half;
+    const bool exists = row < done.seqlen_q;
+    float l = quad_sum(done.state.l[half]);
+    float m = done.state.m[half] * natural, scale = 1;
+    if (p.sinks != nullptr && p.sinks[done.head] != -INFINITY) {
+      const float sink = p.sinks[done.head], top = l > 0 ? fmaxf(m, sink) : sink;
       scale = l > 0 ? expf(m - top) : 0.0F;
       l = l * scale + expf(sink - top);
       m = top;
     }
     const float factor = l > 0 ? scale / l : 0.0F;
     if (exists && (lane & 3) == 0 && p.lse.data != nullptr) {
-      static_cast<float*>(p.lse.data)[p.lse.index(r.s.batch, head, r.s.q_row0 + row)] =
+      static_cast<float*>(p.lse.data)[p.lse.index(done.batch, done.head, done.q_row0 + row)] =
           l > 0 ? m + logf(l) : -INFINITY;
     }
-    T* out = static_cast<T*>(p.out.data) + p.out.index(r.s.batch, head, r.s.q_row0 + row);
+    T* out = static_cast<T*>(p.out.data) + p.out.index(done.batch, done.head, done.q_row0 + row);
 #pragma unroll
     for (int c = 0; c < Tile::kColumns / 8; c += 4) {
       uint32_t w[4];
@@ -455,85 +564,128 @@ struct Turn {
   __device__ void pass() const { named_barrier_arrive(1 + (group + 1) % Tile::kWarpgroups, 256); }
 };
 
-template <typename T, typename Tile, bool kTransformed>
-__device__ inline void attend(const Params& p, const Sm90Shared<Tile>& shared, const RowsOfTile& r,
-                              int32_t head, const Turn<Tile>& turn, Ring<Tile::kStages>& ring,
-                              uint32_t& query_phase) {
-  constexpr int kKeys = Tile::kKeys;
-  const int lane = static_cast<int>(threadIdx.x) & 31;
-  const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
-  const int group_row0 = r.row0 + turn.group * 64;
-  const int group_end = group_row0 + 64 < r.s.seqlen_q ? group_row0 + 64 : r.s.seqlen_q;
-  KeySpan hull, core;
-  if (group_row0 < group_end) {
-    hull = r.s.rule.hull(group_row0, group_end);
-    core = r.s.rule.core(group_row0, group_end);
-  }
-  KeySpan spans[2];
-  RowScore rows[2];
+// Rows that see no key: zeros, and the sink alone in lse.
+template <typename T>
+__device__ inline void store_nothing(const Params& p, const Work& work) {
+  const int quarter = static_cast<int>(threadIdx.x) & 3;
   for (int half = 0; half < 2; ++half) {
-    const int row = group_row0 + warp * 16 + lane / 4 + 8 * half;
-    if (row >= r.s.seqlen_q) continue;
-    if constexpr (kTransformed) {
-      rows[half] = row_score(p, r.s, head, row);
-      spans[half] = rows[half].span;
-    } else {
-      spans[half] = r.s.rule.span(row);
+    const int row = work.row + 8 * half;
+    if (row >= work.seqlen_q) continue;
+    T* out = static_cast<T*>(p.out.data) + p.out.index(work.batch, work.head, work.q_row0 + row);
+    for (int c = 8 * quarter; c < p.head_dim_v; c += 32)
+      *reinterpret_cast<uint4*>(out + c) = make_uint4(0, 0, 0, 0);
+    if (quarter == 0 && p.lse.data != nullptr) {
+      static_cast<float*>(p.lse.data)[p.lse.index(work.batch, work.head, work.q_row0 + row)] =
+          p.sinks != nullptr ? p.sinks[work.head] : -INFINITY;
     }
   }
+}
+
+// A value that all lanes of the warp share, told to the compiler: addresses made of it stay in uniform
+// registers.
+__device__ __forceinline__ int32_t uniform(int32_t x) { return __shfl_sync(0xffffffffU, x, 0); }
+
+// The next tile with keys; tiles without any are answered here.
+template <typename T, typename Tile>
+__device__ inline Work take_work(const Params& p, const Sm90Shared<Tile>& shared, int group,
+                                 Ring<2>& tickets) {
+  for (;;) {
+    barrier_wait(shared.ticket_full(tickets.slot), tickets.phase);
+    const uint32_t at = shared.base + Sm90Shared<Tile>::kTicketStart + tickets.slot * 16;
+    Ticket ticket;
+    uint32_t unused;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(ticket.batch), "=r"(ticket.head), "=r"(ticket.tile), "=r"(unused)
+                 : "r"(at)
+                 : "memory");
+    ticket = {uniform(ticket.batch), uniform(ticket.head), uniform(ticket.tile)};
+    if ((threadIdx.x & 31) == 0) barrier_arrive(shared.ticket_empty(tickets.slot));
+    tickets.advance();
+    const Work work = work_of<Tile>(p, ticket, group);
+    if (work.batch < 0 || work.begin < work.end) return work;
+    store_nothing<T>(p, work);
+  }
+}
+
+// Tiles of keys of all tiles of rows form one sequence of steps: while the weighted sum of one step runs, the
+// scores of the next one are taken, across the borders of tiles of rows too, so that storing a finished tile
+// hides behind products as the softmax does.
+template <typename T, typename Tile, bool kTransformed>
+__device__ inline void consume(const Params& p, const Sm90Shared<Tile>& shared, int group) {
+  constexpr int kKeys = Tile::kKeys;
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const Turn<Tile> turn{group};
+  if (group == Tile::kWarpgroups - 1) turn.pass();  // warpgroup 0 starts
   const float unit = kTransformed ? kLog2e : p.softmax_scale * kLog2e;
   const float natural = kTransformed ? 1.0F : p.softmax_scale;
+  Ring<Tile::kStages> ring;
+  Ring<Tile::kQueries> queries;
+  Ring<2> tickets;
+  const auto release = [&](uint32_t barrier) {
+    if (lane == 0) barrier_arrive(barrier);
+  };
 
+  Work work = take_work<T, Tile>(p, shared, group, tickets);
+  if (work.batch < 0) return;
   float o[Tile::kColumns / 2];
   float s[kKeys / 2];
   uint32_t w[kKeys / 4];
   RowState state;
   float rescale[2] = {1, 1};
-  const auto weigh = [&](int64_t key0) {
-    if constexpr (kTransformed) transform_scores<kKeys>(p, rows, s, key0);
-    if (classify(hull, core, key0, key0 + kKeys) != TileClass::inside) mask_scores<kKeys>(s, spans, key0);
+  int32_t key0 = work.begin;
+  const auto weigh = [&] {
+    if constexpr (kTransformed) transform_scores<kKeys>(p, work, s, key0);
+    if (key0 < work.core_begin || key0 + kKeys > work.core_end) mask_scores<kKeys>(s, work, key0);
     return softmax_scores<kKeys>(s, state, unit, rescale);
   };
-  const auto release = [&](uint32_t barrier) {
-    if (lane == 0) barrier_arrive(barrier);
+  const auto release_keys = [&] {
+    release(shared.key_empty(ring.slot));
+    if (key0 + kKeys >= work.end) release(shared.query_empty(queries.slot));
   };
 
-  if (!r.keys.empty()) {
-    const uint32_t query = shared.query() + turn.group * 64 * 128;
-    barrier_wait(shared.query_full(), query_phase);
-    query_phase ^= 1;
+  // Starts the scores of the step at `ring` and the weighted sum of the one before; returns when the scores
+  // are there.
+  const auto start_step = [&](const Ring<Tile::kStages>& previous, int add) {
     barrier_wait(shared.key_full(ring.slot), ring.phase);
     turn.wait();
+    keep(s);
+    keep(w);
     wgmma_fence();
-    start_scores<T, Tile>(s, query, shared.key(ring.slot));
+    start_scores<T, Tile>(s, shared.query(uniform(queries.slot)) + group * 64 * 128,
+                          shared.key(uniform(ring.slot)));
+    wgmma_commit();
+    barrier_wait(shared.value_full(previous.slot), previous.phase);
+    keep(o);
+    wgmma_fence();
+    start_weighted_sum<T, Tile>(o, w, shared.value(uniform(previous.slot)), add);
     wgmma_commit();
     turn.pass();
-    wgmma_wait<0>();
+    wgmma_wait<1>();
     keep(s);
-    release(shared.key_empty(ring.slot));
-    weigh(r.keys.begin);
-    pack_weights<T, kKeys>(w, s);
-    int add = 0;  // the first weighted sum overwrites o
-    for (int64_t key0 = r.keys.begin + kKeys; key0 < r.keys.end; key0 += kKeys) {
+    release_keys();
+  };
+
+  barrier_wait(shared.query_full(queries.slot), queries.phase);
+  barrier_wait(shared.key_full(ring.slot), ring.phase);
+  turn.wait();
+  wgmma_fence();
+  start_scores<T, Tile>(s, shared.query(queries.slot) + group * 64 * 128, shared.key(ring.slot));
+  wgmma_commit();
+  turn.pass();
+  wgmma_wait<0>();
+  keep(s);
+  release_keys();
+  weigh();
+  pack_weights<T, kKeys>(w, s);
+  Finished done;
+  for (;;) {
+    int add = 0;  // the first weighted sum of a tile overwrites o
+    for (key0 += kKeys; key0 < work.end; key0 += kKeys) {
       const Ring<Tile::kStages> previous = ring;
       ring.advance();
-      barrier_wait(shared.key_full(ring.slot), ring.phase);
-      turn.wait();
-      keep(s);
-      keep(w);
-      wgmma_fence();
-      start_scores<T, Tile>(s, query, shared.key(ring.slot));
-      wgmma_commit();
-      barrier_wait(shared.value_full(previous.slot), previous.phase);
-      keep(o);
-      start_weighted_sum<T, Tile>(o, w, shared.value(previous.slot), add);
-      wgmma_commit();
+      start_step(previous, add);
       add = 1;
-      turn.pass();
-      wgmma_wait<1>();
-      keep(s);
-      release(shared.key_empty(ring.slot));
-      const bool grown = weigh(key0);
+      const bool grown = weigh();
       wgmma_wait<0>();
       keep(o);
       keep(w);
@@ -544,47 +696,35 @@ __device__ inline void attend(const Params& p, const Sm90Shared<Tile>& shared, c
       }
       pack_weights<T, kKeys>(w, s);
     }
-    release(shared.query_empty());
-    barrier_wait(shared.value_full(ring.slot), ring.phase);
-    keep(o);
-    keep(w);
-    wgmma_fence();
-    start_weighted_sum<T, Tile>(o, w, shared.value(ring.slot), add);
-    wgmma_commit();
+    // The border: the first scores of the next tile beside the last weighted sum of this one.
+    done = {work.batch, work.head, work.q_row0, work.seqlen_q, work.row, state};
+    work = take_work<T, Tile>(p, shared, group, tickets);
+    if (work.batch < 0) {
+      barrier_wait(shared.value_full(ring.slot), ring.phase);
+      keep(o);
+      keep(w);
+      wgmma_fence();
+      start_weighted_sum<T, Tile>(o, w, shared.value(ring.slot), add);
+      wgmma_commit();
+      wgmma_wait<0>();
+      keep(o);
+      store_tile<T, Tile>(p, done, o, natural);
+      return;
+    }
+    queries.advance();
+    barrier_wait(shared.query_full(queries.slot), queries.phase);
+    state = RowState{};
+    key0 = work.begin;
+    const Ring<Tile::kStages> previous = ring;
+    ring.advance();
+    start_step(previous, add);
+    weigh();
     wgmma_wait<0>();
     keep(o);
-    release(shared.value_empty(ring.slot));
-    ring.advance();
-  } else {
-#pragma unroll
-    for (int i = 0; i < Tile::kColumns / 2; ++i) o[i] = 0;
-  }
-  store_rows_of_tile<T, Tile>(p, r, head, group_row0 + warp * 16, o, state, natural);
-}
-
-template <typename T, typename Tile, bool kTransformed>
-__device__ inline void consume(const Params& p, const Sm90Shared<Tile>& shared, int group) {
-  using S = Sm90Shared<Tile>;
-  const Turn<Tile> turn{group};
-  if (group == Tile::kWarpgroups - 1) turn.pass();  // warpgroup 0 starts
-  Ring<Tile::kStages> ring;
-  Ring<2> tickets;
-  uint32_t query_phase = 0;
-  for (;;) {
-    barrier_wait(shared.ticket_full(tickets.slot), tickets.phase);
-    Ticket ticket;
-    const uint32_t at = shared.base + S::kTicketStart + tickets.slot * 16;
-    uint32_t unused;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(ticket.batch), "=r"(ticket.head), "=r"(ticket.tile), "=r"(unused)
-                 : "r"(at)
-                 : "memory");
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0) barrier_arrive(shared.ticket_empty(tickets.slot));
-    tickets.advance();
-    if (ticket.batch < 0) return;
-    const RowsOfTile r = rows_of_ticket(p, ticket, S::kRows);
-    attend<T, Tile, kTransformed>(p, shared, r, ticket.head, turn, ring, query_phase);
+    keep(w);
+    release(shared.value_empty(previous.slot));
+    store_tile<T, Tile>(p, done, o, natural);
+    pack_weights<T, kKeys>(w, s);
   }
 }
 
@@ -600,7 +740,7 @@ __global__ void __launch_bounds__((Tile::kWarpgroups + 1) * 128, 1)
     init_barriers(shared);
   }
   __syncthreads();
-  const int group = static_cast<int>(threadIdx.x) / 128;
+  const int group = uniform(static_cast<int32_t>(threadIdx.x) / 128);
   if (group == 0) {
     registers_give<Tile::kWarpgroups == 2 ? 40 : 32>();
     if (threadIdx.x < 32) produce<Tile>(args, shared);
@@ -633,12 +773,14 @@ cudaError_t launch_forward_sm90_as(const Sm90Args& args, int bucket, bool transf
                                    cudaStream_t stream) {
   switch (bucket) {
     case 0:
-      return launch_tile<T, Sm90Dim64>(args, transformed, blocks, stream);
+      return launch_tile<T, Sm90Dim64Short>(args, transformed, blocks, stream);
     case 1:
-      return launch_tile<T, Sm90Dim96>(args, transformed, blocks, stream);
+      return launch_tile<T, Sm90Dim64>(args, transformed, blocks, stream);
     case 2:
-      return launch_tile<T, Sm90Dim128>(args, transformed, blocks, stream);
+      return launch_tile<T, Sm90Dim96>(args, transformed, blocks, stream);
     case 3:
+      return launch_tile<T, Sm90Dim128>(args, transformed, blocks, stream);
+    case 4:
       return launch_tile<T, Sm90Dim192>(args, transformed, blocks, stream);
     default:
       return launch_tile<T, Sm90Dim256>(args, transformed, blocks, stream);

@@ -37,7 +37,7 @@ struct Sm90Args {
   Params p;
   Sm90Schedule schedule;
 };
-// bucket: 0..4 = head dims 64, 96, 128, 192 with 128, 256
+// bucket: an index into the tiles in the order of tiles.hpp
 template <typename T>
 cudaError_t launch_forward_sm90_as(const Sm90Args& args, int bucket, bool transformed, int blocks,
                                    cudaStream_t stream);

@@ -118,6 +118,25 @@ Params make_params(const Problem& problem) {
   return p;
 }
 
+AppendParams make_append_params(const DeviceAppendArgs& args) {
+  AppendParams a;
+  set_cache(a.cache, *args.cache);
+  a.cache.batch = static_cast<int32_t>(args.cache->batch);
+  a.cache.kv_heads = static_cast<int32_t>(args.cache->kv_heads);
+  const auto rows = [](const Tensor& t) {
+    return DeviceRows{const_cast<void*>(address_of(t)), t.stride[0], t.stride[2], t.stride[1]};
+  };
+  a.key = rows(args.key);
+  a.value = rows(args.value);
+  a.dtype = static_cast<int32_t>(args.key.dtype);
+  a.tokens = static_cast<int32_t>(args.key.shape[1]);
+  a.start = static_cast<const int32_t*>(address_of(args.start));
+  a.start_stride = args.start.stride[0];
+  a.quality = args.encode_mode == EncodeMode::quality;
+  a.saturated = static_cast<int32_t*>(const_cast<void*>(address_of(args.saturated)));
+  return a;
+}
+
 MergeParams make_merge_params(const MergeProblem& problem) {
   MergeParams p;
   p.dtype = static_cast<int32_t>(problem.dtype);

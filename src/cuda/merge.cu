@@ -7,10 +7,16 @@ namespace attnspan::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kMaxColumns = (576 + kThreads - 1) / kThreads;  // of one thread
+constexpr int kWarps = kThreads / 32;
 
-// One block a (row, head). Splits are summed in order: the same bits every time.
+// One block a (row, head). Warp w sums splits w, w + 4, ... in order and the four sums are added in order:
+// the same bits every time. A lane holds columns lane + 32 i.
+template <int kColumns>
 __global__ void __launch_bounds__(kThreads) merge_splits_kernel(const __grid_constant__ Params p) {
+  __shared__ float sums[kWarps][kColumns * 32];
+  __shared__ float weights[kWarps];
+  start_dependents();
+  wait_for_predecessor();
   const bool packed = p.cu_seqlens_q != nullptr;
   const int64_t total = packed ? p.seqlen_q : static_cast<int64_t>(p.batch) * p.seqlen_q;
   const int64_t at = blockIdx.x % total;
@@ -18,31 +24,39 @@ __global__ void __launch_bounds__(kThreads) merge_splits_kernel(const __grid_con
   const int64_t batch = packed ? 0 : at / p.seqlen_q, row = packed ? at : at % p.seqlen_q;
   const int64_t split_stride = static_cast<int64_t>(p.heads) * total;
   const int64_t first = static_cast<int64_t>(head) * total + at;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) & 31;
 
   const float sink = p.sinks != nullptr ? p.sinks[head] : -INFINITY;
   float top = sink;
-  for (int s = 0; s < p.max_splits; ++s) top = fmaxf(top, p.partial_lse[first + s * split_stride]);
-  float sum = sink == -INFINITY ? 0.0F : expf(sink - top);
-  float o[kMaxColumns] = {};
-  for (int s = 0; s < p.max_splits; ++s) {
+  for (int s = lane; s < p.max_splits; s += 32) top = fmaxf(top, p.partial_lse[first + s * split_stride]);
+  for (int d = 1; d < 32; d *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffU, top, d));
+  float sum = 0;
+  float o[kColumns] = {};
+#pragma unroll 4
+  for (int s = warp; s < p.max_splits; s += kWarps) {
     const float lse = p.partial_lse[first + s * split_stride];
-    if (lse == -INFINITY) continue;  // a split without keys wrote no output
-    const float weight = expf(lse - top);
-    sum += weight;
+    const float weight = lse == -INFINITY ? 0.0F : exp2_approx((lse - top) * 1.4426950408889634F);
     const float* part = p.partial_out + (first + s * split_stride) * p.head_dim_v;
+    sum += weight;
 #pragma unroll
-    for (int i = 0; i < kMaxColumns; ++i) {
-      const int c = static_cast<int>(threadIdx.x) + i * kThreads;
-      if (c < p.head_dim_v) o[i] += weight * part[c];
+    for (int i = 0; i < kColumns; ++i) {
+      const int c = lane + 32 * i;  // a split without keys wrote no output
+      if (weight > 0 && c < p.head_dim_v) o[i] += weight * part[c];
     }
   }
+  if (lane == 0) weights[warp] = sum;
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) sums[warp][lane + 32 * i] = o[i];
+  __syncthreads();
+  sum = sink == -INFINITY ? 0.0F : exp2_approx((sink - top) * 1.4426950408889634F);
+  for (int w = 0; w < kWarps; ++w) sum += weights[w];
   const float factor = sum > 0 ? 1.0F / sum : 0.0F;
   const int64_t to = p.out.index(batch, head, row);
   int replaced = 0;
-#pragma unroll
-  for (int i = 0; i < kMaxColumns; ++i) {
-    const int c = static_cast<int>(threadIdx.x) + i * kThreads;
-    if (c < p.head_dim_v) replaced += store_guarded(p.out.data, to + c, p.dtype, o[i] * factor, p.nan_guard);
+  for (int c = static_cast<int>(threadIdx.x); c < p.head_dim_v; c += kThreads) {
+    float value = 0;
+    for (int w = 0; w < kWarps; ++w) value += sums[w][c];
+    replaced += store_guarded(p.out.data, to + c, p.dtype, value * factor, p.nan_guard);
   }
   if (replaced > 0) atomicAdd(p.replaced, static_cast<unsigned long long>(replaced));
   if (threadIdx.x == 0 && p.lse.data != nullptr) {
@@ -79,11 +93,22 @@ __global__ void __launch_bounds__(kThreads) merge_states_kernel(const __grid_con
 
 }  // namespace
 
-cudaError_t launch_merge_splits(const Params& p, cudaStream_t stream) {
+cudaError_t launch_merge_splits(const Params& p, bool overlap, cudaStream_t stream) {
   const int64_t rows = p.cu_seqlens_q != nullptr ? p.seqlen_q : static_cast<int64_t>(p.batch) * p.seqlen_q;
   if (rows * p.heads == 0) return cudaSuccess;
-  merge_splits_kernel<<<static_cast<unsigned>(rows * p.heads), kThreads, 0, stream>>>(p);
-  return cudaGetLastError();
+  // Its blocks may start while the splits are still running; the kernel waits for them by itself.
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(rows * p.heads));
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = overlap ? 1 : 0;
+  if (p.head_dim_v <= 128) return cudaLaunchKernelEx(&config, merge_splits_kernel<4>, p);
+  if (p.head_dim_v <= 256) return cudaLaunchKernelEx(&config, merge_splits_kernel<8>, p);
+  return cudaLaunchKernelEx(&config, merge_splits_kernel<18>, p);
 }
 
 cudaError_t launch_merge_states(const MergeParams& p, cudaStream_t stream) {

@@ -7,8 +7,9 @@
 
 namespace attnspan::cuda {
 
-// Partial states of Params::max_splits splits -> out and lse, sinks included.
-cudaError_t launch_merge_splits(const Params& p, cudaStream_t stream);
+// Partial states of Params::max_splits splits -> out and lse, sinks included. `overlap`: on sm_90 and later
+// it may be launched before the kernel in front of it has ended.
+cudaError_t launch_merge_splits(const Params& p, bool overlap, cudaStream_t stream);
 
 struct MergeParams {
   int32_t dtype = 0;

@@ -97,10 +97,9 @@ inline int64_t max_row_tiles(const Params& p, int64_t rows_per_tile, int64_t pac
 
 struct BackwardParams {
   Params forward;
-  DeviceRows dout, dq, dk, dv, dlse;  // dense key and value lie in forward.key, forward.value
-  DeviceRows key, value;
+  DeviceRows dout, dq, dk, dv, dlse;
   float* d_sinks = nullptr;
-  float* delta = nullptr;  // like lse: [batch][heads][seqlen_q]; packed [heads][total]
+  float* delta = nullptr;  // [heads][row of all sequences]
 };
 
 }  // namespace attnspan::cuda

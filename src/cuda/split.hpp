@@ -7,9 +7,9 @@
 
 namespace attnspan::cuda {
 
-// Fewer keys than this are not worth a partial state of their own: its f32 output costs as many bytes as
-// four bf16 keys and values, and a block takes about a microsecond to start and to drain.
-inline constexpr int64_t kMinSplitKeys = 128;
+// Fewer keys than this are not worth a partial state of their own: a block takes two microseconds to start
+// and to drain, in which a multiprocessor would read 128 bf16 keys and values.
+inline constexpr int64_t kMinSplitKeys = 256;
 inline constexpr int64_t kSplitGrain = 64;  // boundaries are multiples of this from the span's begin
 
 struct SplitPlan {

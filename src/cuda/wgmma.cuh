@@ -1,7 +1,7 @@
 #pragma once
-// Warpgroup matrix instructions of sm_90a: d[64 x N] (+)= a[64 x 16] b[16 x N], f32 accumulation. A comes
-// from shared memory (product of two K-major tiles) or from registers (weights times an MN-major tile of
-// values). docs: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions".
+// Warpgroup matrix instructions of sm_90a: d[64 x N] (+)= a[64 x 16] b[16 x N], f32 accumulation. A comes from
+// shared memory (product of two K-major tiles) or from registers (weights times an MN-major tile of values).
+// docs: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions".
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -12,9 +12,7 @@
 namespace attnspan::cuda {
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wgmma_commit() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -34,9 +32,8 @@ __device__ __forceinline__ void keep(uint32_t (&r)[kCount]) {
 // A tile of rows of 128 bytes, swizzled in groups of 8 rows (1024 bytes), as TMA's SWIZZLE_128B writes it.
 // `leading` is the distance in bytes of two blocks of 64 columns; K-major operands do not use it.
 __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, uint32_t leading) {
-  return static_cast<uint64_t>((address & 0x3ffff) >> 4) |
-         static_cast<uint64_t>((leading & 0x3ffff) >> 4) << 16 | static_cast<uint64_t>(1024 >> 4) << 32 |
-         static_cast<uint64_t>(1) << 62;
+  return static_cast<uint64_t>((address & 0x3ffff) >> 4) | static_cast<uint64_t>((leading & 0x3ffff) >> 4) << 16 |
+         static_cast<uint64_t>(1024 >> 4) << 32 | static_cast<uint64_t>(1) << 62;
 }
 
 template <int kColumns>
@@ -45,15 +42,19 @@ struct Wgmma;
 // clang-format off
 // Operand lists, each longer by what is new.
 
-#define ATTNSPAN_TEXT_64 \
+#define ATTNSPAN_TEXT_48 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
-  "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define ATTNSPAN_REGS_64 \
+  "%22, %23"
+#define ATTNSPAN_REGS_48 \
   "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),  \
   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),  \
   "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]),  \
-  "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),  \
-  "+f"(d[30]), "+f"(d[31])
+  "+f"(d[23])
+#define ATTNSPAN_TEXT_64 ATTNSPAN_TEXT_48 ", " \
+  "%24, %25, %26, %27, %28, %29, %30, %31"
+#define ATTNSPAN_REGS_64 ATTNSPAN_REGS_48, \
+  "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]),  \
+  "+f"(d[31])
 #define ATTNSPAN_TEXT_80 ATTNSPAN_TEXT_64 ", " \
   "%32, %33, %34, %35, %36, %37, %38, %39"
 #define ATTNSPAN_REGS_80 ATTNSPAN_REGS_64, \
@@ -137,6 +138,7 @@ struct Wgmma;
     } \
   };
 
+ATTNSPAN_WGMMA(48, "24", "25", "26", "27", "28", "29")
 ATTNSPAN_WGMMA(64, "32", "33", "34", "35", "36", "37")
 ATTNSPAN_WGMMA(80, "40", "41", "42", "43", "44", "45")
 ATTNSPAN_WGMMA(96, "48", "49", "50", "51", "52", "53")

@@ -151,10 +151,6 @@ GgufHeader parse_gguf(std::span<const std::byte> bytes, const std::string& name)
   const auto values = reader.number<uint64_t>();
   for (uint64_t i = 0; i < values; ++i) {
     const std::string key = reader.text();
-    // Keys are quoted in messages, which are one line of text.
-    if (std::any_of(key.begin(), key.end(), [](unsigned char c) { return c < 0x20; })) {
-      reader.refuse("has a metadata key that is no plain text");
-    }
     read_value(reader, key, header);
   }
   for (uint64_t i = 0; i < tensors; ++i) skip_tensor_info(reader);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attnspan/attention.hpp"
+#include "attnspan/device_cache.hpp"
 #include "core/problem.hpp"
 
 namespace attnspan {
@@ -47,6 +48,10 @@ class Backend {
   virtual int64_t forward(const Problem& problem, const Execution& execution) = 0;
   virtual int64_t backward(const Problem& problem, const Execution& execution) = 0;
   virtual void merge(const MergeProblem& problem, const Execution& execution) = 0;
+  // Validated. For backends whose caches live on a device of their own.
+  virtual void append(const DeviceAppendArgs&, const Execution&) {
+    throw Error(ErrorCode::unsupported, "backend", name() + " does not encode into a cache (KvCache does, on the host)");
+  }
 };
 
 // A backend, or why there is none: exactly one of the two is set.
