@@ -52,9 +52,9 @@ struct KvCache::State {
   void check_sequence(int64_t sequence) const;
   void add_sequence();
   void trim(int64_t sequence, int64_t length);  // unchecked
-  PagedStore& store_of(int64_t position) { return position < config.first_tokens ? *first : rest; }
+  PagedStore& store_of(int64_t position) { return first && position < config.first_tokens ? *first : rest; }
   const PagedStore& store_of(int64_t position) const {
-    return position < config.first_tokens ? *first : rest;
+    return first && position < config.first_tokens ? *first : rest;
   }
 
   void make_room(const std::vector<AppendTarget>& targets, int64_t tokens);

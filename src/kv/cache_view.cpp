@@ -92,7 +92,9 @@ void KvCache::State::read_row(KvSide side, int64_t sequence, int64_t position, f
   const PagedStore& store = store_of(position);
   const SequencePages& pages = store.sequence(sequence);
   require(pages.first <= position && position < pages.length, "position", std::to_string(position),
-          std::to_string(pages.first) + " to " + std::to_string(pages.length - 1) + ", which are stored");
+          pages.first == pages.length ? "a stored position, but there is none"
+                                      : std::to_string(pages.first) + " to " +
+                                            std::to_string(pages.length - 1) + ", which are stored");
   const int64_t dim = side == KvSide::key ? config.head_dim : config.head_dim_v;
   for (int64_t head = 0; head < config.kv_heads; ++head) {
     decode_row(store.pool(), store.place(sequence, position), head, side, values + head * dim);

@@ -309,6 +309,10 @@ TEST(KvCache, WrongArgumentsAreRefusedByName) {
       "key: found");
   expect_error([&] { cache.trim(0, 1); }, "length: found 1, expected 0 to 0");
   EXPECT_EQ(cache.seqlen(0), 0);
+  expect_error([&] { cached_row(cache, 0, 0, KvSide::key); },
+               "position: found 0, expected a stored position, but");
+  expect_error([&] { cached_row(cache, 0, -1, KvSide::key); },
+               "position: found -1, expected a stored position");
   const auto expect_config = [&](const KvCacheConfig& wrong, const std::string& start) {
     expect_error([&] { KvCache refused(wrong); }, start);
   };
