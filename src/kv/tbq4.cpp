@@ -9,6 +9,7 @@
 
 #include "core/dtype.hpp"
 #include "kv/formats.hpp"
+#include "kv/tbq4_encode_simd.hpp"
 
 namespace attnspan {
 namespace tbq4 {
@@ -138,6 +139,17 @@ void unrotate_row(const float* stored, int64_t dim, float* values) {
   }
 }
 
+int64_t encode_row(const float* values, int64_t dim, EncodeMode mode, uint8_t* codes, uint16_t* scales) {
+  std::array<float, kMaxStoredDim> y;
+  rotate_row(values, dim, y.data());
+  const int64_t block = block_size(dim);
+  int64_t saturated = 0;
+  for (int64_t b = 0; b < blocks(dim); ++b) {
+    saturated += encode_rotated_block(y.data() + b * block, block, mode, codes + b * block / 2, scales + b);
+  }
+  return saturated;
+}
+
 int64_t export_interleaved(const uint8_t* codes, const uint16_t* norms, int64_t dim, uint8_t* interleaved) {
   const int64_t block = block_size(dim);
   int64_t saturated = 0;
@@ -169,18 +181,6 @@ namespace {
 
 int64_t row_code_bytes(int64_t dim) { return tbq4::padded_dim(dim) / 2; }
 
-int64_t encode_row(const float* values, int64_t dim, EncodeMode mode, uint8_t* codes, uint16_t* scales) {
-  std::array<float, kMaxStoredDim> y;
-  tbq4::rotate_row(values, dim, y.data());
-  const int64_t block = tbq4::block_size(dim);
-  int64_t saturated = 0;
-  for (int64_t b = 0; b < tbq4::blocks(dim); ++b) {
-    saturated +=
-        tbq4::encode_rotated_block(y.data() + b * block, block, mode, codes + b * block / 2, scales + b);
-  }
-  return saturated;
-}
-
 void decode_stored_row(const uint8_t* codes, const uint16_t* scales, int64_t dim, float* values) {
   const int64_t block = tbq4::block_size(dim);
   for (int64_t b = 0; b < tbq4::blocks(dim); ++b) {
@@ -200,7 +200,7 @@ const KvFormatOps kTbq4Ops = {KvFormat::tbq4,
                               row_code_bytes,
                               tbq4::blocks,
                               tbq4::padded_dim,
-                              encode_row,
+                              tbq4::encode_row_simd,
                               decode_stored_row,
                               tbq4::rotate_row,
                               tbq4::unrotate_row};

@@ -19,6 +19,9 @@ void unrotate_row(const float* stored, int64_t dim, float* values);
 // bit. Returns 1 where the norm saturated, else 0.
 int64_t encode_rotated_block(const float* y, int64_t block, EncodeMode mode, uint8_t* codes, uint16_t* norm);
 
+// KvFormatOps::encode_row by that definition.
+int64_t encode_row(const float* values, int64_t dim, EncodeMode mode, uint8_t* codes, uint16_t* norms);
+
 // The interleaved layout of other engines: per block an f16 scale = norm * sqrt(B) beside centroids /
 // sqrt(B), then the codes: 66 bytes for B = 128, 34 for B = 64. Both return how many scales left the range of
 // f16.
