@@ -2,7 +2,7 @@
 
     python examples/smollm2/evaluate.py                 # perplexity, KL divergence, same top token: 20,470 predictions
     python examples/smollm2/evaluate.py --decode        # tokens/s of decoding at a context of 8192
-    python examples/smollm2/evaluate.py --layers        # the KL divergence when one layer alone is in tbq4/tbq4
+    python examples/smollm2/evaluate.py --layers        # the error that tbq4 makes in each layer's attention
     python examples/smollm2/evaluate.py --table         # the tables of what was measured
 
 Windows of 2048 tokens are spread over the book; every token of a window attends to keys and values that were read back
@@ -22,7 +22,7 @@ import assets
 import torch
 
 import attnspan.transformers
-from attnspan.transformers import AttnspanCache
+from attnspan.transformers import AttnspanCache, AttnspanLayer
 
 RESULTS = pathlib.Path(__file__).resolve().parents[2] / "bench" / "results" / "smollm2.json"
 WINDOW, WINDOWS = 2048, 10
@@ -72,18 +72,6 @@ def key_offsets(model, tokens: torch.Tensor) -> list[torch.Tensor]:
     return torch.load(kept, weights_only=True)
 
 
-class ReadableCache(AttnspanCache):
-    """An f16 cache that also keeps what was appended to it."""
-
-    def __init__(self) -> None:
-        super().__init__("f16", "f16")
-        self.states: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
-        self.states.append((key_states, value_states))
-        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
-
-
 def log_probs(model, window: torch.Tensor, cache) -> torch.Tensor:
     logits = model(window[None], past_key_values=cache, use_cache=True).logits[0, :-1]
     return torch.log_softmax(logits.float(), dim=-1)
@@ -114,27 +102,60 @@ def evaluate(model, tokens: torch.Tensor, results: dict) -> None:
             keep_results(results)
 
 
+class CapturingCache(AttnspanCache):
+    """An f32 cache that keeps what each layer appended and asked."""
+
+    def __init__(self) -> None:
+        super().__init__("f32", "f32")
+        self.states: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.queries: list[tuple[torch.Tensor, dict]] = []
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        self.states.append((key_states, value_states))
+        rows = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        layer, attend = self.layers[layer_idx], self.layers[layer_idx].attend
+
+        def captured(query, **options):
+            self.queries.append((query, options))
+            return attend(query, **options)
+
+        layer.attend = captured
+        return rows
+
+
 def evaluate_layers(model, tokens: torch.Tensor, results: dict) -> None:
-    """One layer in tbq4/tbq4, the others in f16: where the error comes from. The first 1024 tokens of a window."""
-    window = windows_of(tokens)[0][:1024]
-    exact = log_probs(model, window, AttnspanCache("f16", "f16"))
-    for layer in range(model.config.num_hidden_layers):
-        if str(layer) in results["layers"]:
-            continue
-        found = log_probs(model, window, AttnspanCache("f16", "f16", layer_formats={layer: ("tbq4", "tbq4")}))
-        row = compare(exact, found, window)
-        results["layers"][str(layer)] = {"kl": row["kl"] / row["predictions"], "nll": row["nll"] / row["predictions"]}
-        keep_results(results)
+    """Where the error comes from: the relative error of each layer's attention output, with exact inputs, when its keys,
+    its values or both are in tbq4, and when key offsets help the keys. The first 512 tokens of a window."""
+    offsets, source = key_offsets(model, tokens), CapturingCache()
+    model(windows_of(tokens)[0][None, :512], past_key_values=source, use_cache=True, logits_to_keep=1)
+    settings = {"keys": ("tbq4", "f32", False), "values": ("f32", "tbq4", False), "both": ("tbq4", "tbq4", False),
+                "keys with offsets": ("tbq4", "f32", True)}
+    for index, ((keys, values), (query, options)) in enumerate(zip(source.states, source.queries)):
+        exact, row = source.layers[index].cache.forward(query.transpose(1, 2), **options)[0], {}
+        for name, (k_format, v_format, shifted) in settings.items():
+            layer = AttnspanLayer(offsets[index] if shifted else None, key_format=k_format, value_format=v_format)
+            layer.update(keys, values)
+            row[name] = ((layer.attend(query, **options) - exact).norm() / exact.norm()).item()
+        results["layers"][str(index)] = row
+    keep_results(results)
 
 
-def decode_speed(model, tokens: torch.Tensor, results: dict) -> None:
-    """Tokens/s at a context of 8192, whose keys and values are those of one window, four times over: reading them takes
-    the same time as reading any others. The share of attention is timed inside the same steps."""
-    window = windows_of(tokens)[0]
-    source = ReadableCache()
-    model(window[None], past_key_values=source, use_cache=True, logits_to_keep=1)
-    attend = attnspan.transformers.AttnspanLayer.attend
-    spent = [0.0]
+def layer_table(results: dict) -> str:
+    """Markdown: per cent, for every layer."""
+    names = ("keys", "values", "both", "keys with offsets")
+    lines = ["| layer | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
+    lines += [f"| {index} | " + " | ".join(f"{100 * row[name]:.1f}%" for name in names) + " |"
+              for index, row in results["layers"].items()]
+    return "\n".join(lines)
+
+
+def decode_speed(model, results: dict) -> None:
+    """Tokens/s at a context of 8192 random keys and values: reading them takes as long as reading any others. The share of
+    attention is timed inside the same steps."""
+    config, generator = model.config, torch.Generator().manual_seed(1)
+    shape = (1, config.num_key_value_heads, DECODE_CONTEXT, config.head_dim)
+    keys, values = (torch.randn(shape, generator=generator) for _ in range(2))
+    attend, spent = attnspan.transformers.AttnspanLayer.attend, [0.0]
 
     def timed(self, *args, **kwargs):
         start = time.perf_counter()
@@ -143,28 +164,32 @@ def decode_speed(model, tokens: torch.Tensor, results: dict) -> None:
         return out
 
     attnspan.transformers.AttnspanLayer.attend = timed
-    offsets = [torch.zeros(keys.shape[1], keys.shape[3]) for keys, _ in source.states]
     for name in list(SETTINGS)[:5]:
-        cache = make_cache(name, offsets, reserve_tokens=DECODE_CONTEXT + DECODE_STEPS)
-        for _ in range(DECODE_CONTEXT // WINDOW):
-            for layer, (keys, values) in enumerate(source.states):
-                cache.update(keys, values, layer)
+        cache = make_cache(name, [], reserve_tokens=DECODE_CONTEXT + DECODE_STEPS, encode_mode="fast")
+        for layer in range(config.num_hidden_layers):
+            cache.update(keys, values, layer)
         steps = []
         for step in range(DECODE_STEPS):
             spent[0], start = 0.0, time.perf_counter()
-            position = torch.tensor([[DECODE_CONTEXT + step]])
-            model(window[None, step : step + 1], past_key_values=cache, use_cache=True, position_ids=position % 8192)
+            model(torch.tensor([[step + 5]]), past_key_values=cache, use_cache=True)
             steps.append((time.perf_counter() - start, spent[0]))
         whole, attention = min(steps[2:])
-        memory = cache.layers[0].cache.memory()
+        memory = [layer.cache.memory() for layer in cache.layers]
         results["decode"][name] = {
             "tokens_per_second": 1 / whole, "attention_ms": 1e3 * attention, "context": DECODE_CONTEXT,
-            "bytes_per_token": sum(layer.cache.memory()["bytes_per_token"] for layer in cache.layers),
-            "first_bytes_per_token": memory["first_bytes_per_token"] * len(cache.layers),
-            "threads": torch.get_num_threads(),
+            "bytes_per_token": sum(m["bytes_per_token"] for m in memory),
+            "first_bytes_per_token": sum(m["first_bytes_per_token"] for m in memory), "threads": torch.get_num_threads(),
         }
         print(name, results["decode"][name], flush=True)
-        keep_results(results)
+        kept = load_results()
+        kept["decode"] = results["decode"]
+        keep_results(kept)
+
+
+def bytes_per_token(name: str) -> int:
+    """Of all layers, behind the first tokens. SmolLM2-135M: 30 layers, 3 KV heads, head_dim 64."""
+    formats = {"key_format": SETTINGS[name]["k_format"], "value_format": SETTINGS[name]["v_format"]}
+    return 30 * attnspan.KvCache(kv_heads=3, head_dim=64, **formats).memory()["bytes_per_token"]
 
 
 def table(results: dict) -> str:
@@ -183,7 +208,7 @@ def table(results: dict) -> str:
         perplexity = math.exp(total(name, "nll", rows) / count)
         over = math.exp((total(name, "nll", rows) - total("f16/f16", "nll", rows)) / count) - 1
         speed = results["decode"].get(name)
-        cells = [name, str(count), str(speed["bytes_per_token"]) if speed else "", f"{perplexity:.3f}", f"{100 * over:+.2f}%",
+        cells = [name, str(count), str(bytes_per_token(name)), f"{perplexity:.3f}", f"{100 * over:+.2f}%",
                  f"{total(name, 'kl', rows) / count:.5f}", f"{100 * total(name, 'same_top', rows) / count:.2f}%"]
         cells += [f"{speed['tokens_per_second']:.1f}", f"{speed['attention_ms']:.1f}"] if speed else ["", ""]
         lines.append("| " + " | ".join(cells) + " |")
@@ -199,11 +224,13 @@ def main() -> None:
     if not options.table:
         attnspan.transformers.register()
         model, tokenizer = assets.load_model("attnspan")
-        tokens = torch.tensor(tokenizer(assets.book_text())["input_ids"])
         with torch.inference_mode():
-            run = decode_speed if options.decode else evaluate_layers if options.layers else evaluate
-            run(model, tokens, results)
-    print(table(results))
+            if options.decode:
+                decode_speed(model, results)
+            else:
+                tokens = torch.tensor(tokenizer(assets.book_text())["input_ids"])
+                (evaluate_layers if options.layers else evaluate)(model, tokens, results)
+    print(layer_table(results) if options.layers else table(results))
 
 
 if __name__ == "__main__":
