@@ -37,6 +37,7 @@ class KvSource {
   size_t dim() const { return static_cast<size_t>(dim_); }
   size_t encoded_dim() const { return static_cast<size_t>(encoded_dim_); }
   size_t stored_dim() const { return rotated() ? stored_dim_of(encoded_dim_) : dim(); }
+  size_t row_bytes() const { return static_cast<size_t>(ops_of(format_).row_code_bytes(encoded_dim_)); }
   bool rotated() const { return ops_of(format_).rotated; }
 
   // Into that domain and back. Only where rotated(); the buffers hold stored_dim() floats and do not overlap.
