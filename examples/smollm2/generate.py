@@ -17,7 +17,11 @@ import torch
 import attnspan.transformers
 from attnspan.transformers import AttnspanCache
 
-PROMPTS = ("Explain why the sky is blue.", "Write a short story about a lighthouse keeper.", "What is a hash table good for?")
+PROMPTS = (
+    "Explain why the sky is blue.",
+    "Write a short story about a lighthouse keeper.",
+    "What is a hash table good for?",
+)
 
 
 def main() -> int:
@@ -29,19 +33,29 @@ def main() -> int:
     differing = 0
     for prompt in PROMPTS:
         chat = [{"role": "user", "content": prompt}]
-        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)["input_ids"]
+        ids = tokenizer.apply_chat_template(
+            chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )["input_ids"]
         runs = {}
-        for name, implementation, formats in (("eager", "eager", None), ("attnspan", "attnspan", None),
-                                              ("f32/f32", "attnspan", ("f32", "f32")), ("f16/f16", "attnspan", ("f16", "f16")),
-                                              ("q8/tbq4", "attnspan", ("q8", "tbq4"))):
+        for name, implementation, formats in (
+            ("eager", "eager", None),
+            ("attnspan", "attnspan", None),
+            ("f32/f32", "attnspan", ("f32", "f32")),
+            ("f16/f16", "attnspan", ("f16", "f16")),
+            ("q8/tbq4", "attnspan", ("q8", "tbq4")),
+        ):
             model.set_attn_implementation(implementation)
             cache = AttnspanCache(*formats) if formats else None
-            runs[name] = model.generate(ids, max_new_tokens=options.tokens, do_sample=False, past_key_values=cache)[0]
+            runs[name] = model.generate(
+                ids, max_new_tokens=options.tokens, do_sample=False, past_key_values=cache
+            )[0]
         length = ids.shape[1]
         for name in ("attnspan", "f32/f32", "f16/f16", "q8/tbq4"):
             size = min(len(runs[name]), len(runs["eager"]))
             same = (runs[name][length:size] == runs["eager"][length:size]).long().cumprod(0).sum().item()
-            print(f"{prompt!r}, {name}: the first {same} of {len(runs['eager']) - length} tokens are eager attention's")
+            print(
+                f"{prompt!r}, {name}: the first {same} of {len(runs['eager']) - length} tokens are eager attention's"
+            )
             differing += name in ("attnspan", "f32/f32") and not torch.equal(runs[name], runs["eager"])
         print(tokenizer.decode(runs["q8/tbq4"][length:], skip_special_tokens=True).strip(), "\n")
     return 1 if differing else 0

@@ -35,8 +35,9 @@ def attnspan_attention(query, key, value, **spans):
 
 def torch_attention(query, key, value):
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        out = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (query, key, value)), is_causal=True,
-                                             enable_gqa=True)
+        out = F.scaled_dot_product_attention(
+            *(t.transpose(1, 2) for t in (query, key, value)), is_causal=True, enable_gqa=True
+        )
     return out.transpose(1, 2)
 
 
@@ -114,20 +115,35 @@ def packing_check() -> dict:
     key_start = starts[document]
     positions = torch.arange(SEQLEN) - key_start
     packed_loss = F.cross_entropy(
-        model(packed, attnspan_attention, positions, key_start=key_start.int()).flatten(0, 1), targets.flatten())
+        model(packed, attnspan_attention, positions, key_start=key_start.int()).flatten(0, 1),
+        targets.flatten(),
+    )
     packed_loss.backward()
     packed_grads = [parameter.grad.clone() for parameter in model.parameters()]
 
-    rows, row_targets = torch.zeros(len(lengths), max(lengths), dtype=torch.long), torch.full((len(lengths), max(lengths)), -100)
+    rows, row_targets = (
+        torch.zeros(len(lengths), max(lengths), dtype=torch.long),
+        torch.full((len(lengths), max(lengths)), -100),
+    )
     for row, (length, start) in enumerate(zip(lengths, starts)):
-        rows[row, :length], row_targets[row, :length] = packed[0, start : start + length], targets[0, start : start + length]
+        rows[row, :length], row_targets[row, :length] = (
+            packed[0, start : start + length],
+            targets[0, start : start + length],
+        )
     model.zero_grad()
     padded_loss = F.cross_entropy(model(rows, attnspan_attention).flatten(0, 1), row_targets.flatten())
     padded_loss.backward()
-    differences = [(p.grad - g).abs().max().item() / (g.abs().max().item() + 1e-12)
-                   for p, g in zip(model.parameters(), packed_grads)]
-    return {"packed_loss": packed_loss.item(), "padded_loss": padded_loss.item(), "largest_relative_gradient_difference":
-            max(differences), "packed_tokens": SEQLEN, "padded_tokens": rows.numel()}
+    differences = [
+        (p.grad - g).abs().max().item() / (g.abs().max().item() + 1e-12)
+        for p, g in zip(model.parameters(), packed_grads)
+    ]
+    return {
+        "packed_loss": packed_loss.item(),
+        "padded_loss": padded_loss.item(),
+        "largest_relative_gradient_difference": max(differences),
+        "packed_tokens": SEQLEN,
+        "padded_tokens": rows.numel(),
+    }
 
 
 def plot(results: dict) -> None:
@@ -137,11 +153,22 @@ def plot(results: dict) -> None:
     from matplotlib import pyplot
 
     ours, theirs = results["attnspan"], results["torch"]
-    figure, (top, bottom) = pyplot.subplots(2, 1, figsize=(7, 5.5), sharex=True, height_ratios=(3, 1), layout="constrained")
-    top.plot(theirs["losses"], color="#d98c3f", linewidth=4, alpha=0.6, label=f"PyTorch math, {theirs['peak_mb']:.0f} MB")
+    figure, (top, bottom) = pyplot.subplots(
+        2, 1, figsize=(7, 5.5), sharex=True, height_ratios=(3, 1), layout="constrained"
+    )
+    top.plot(
+        theirs["losses"],
+        color="#d98c3f",
+        linewidth=4,
+        alpha=0.6,
+        label=f"PyTorch math, {theirs['peak_mb']:.0f} MB",
+    )
     top.plot(ours["losses"], color="#1f4e79", linewidth=1.2, label=f"attnspan, {ours['peak_mb']:.0f} MB")
     top.set_ylabel("loss, nats a byte")
-    top.set_title(f"A {LAYERS}-layer GPT from one seed, {SEQLEN} bytes x {BATCH} a step; MB: peak that training adds", fontsize=10)
+    top.set_title(
+        f"A {LAYERS}-layer GPT from one seed, {SEQLEN} bytes x {BATCH} a step; MB: peak that training adds",
+        fontsize=10,
+    )
     top.legend(frameon=False)
     difference = [abs(a - b) for a, b in zip(ours["losses"], theirs["losses"])]
     bottom.plot(difference, color="#444444", linewidth=1)
@@ -153,7 +180,9 @@ def plot(results: dict) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--only", choices=("attnspan", "torch", "packing"))
     options = parser.parse_args()
@@ -164,19 +193,27 @@ def main() -> None:
     results = {}
     for kind in ("attnspan", "torch", "packing"):
         command = [sys.executable, __file__, "--only", kind, "--steps", str(options.steps)]
-        results[kind] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
+        results[kind] = json.loads(
+            subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
+        )
     results["backend"] = attnspan.backends()[0]
     (HERE / "results.json").write_text(json.dumps(results) + "\n")
     plot(results)
     ours, theirs, packing = results["attnspan"], results["torch"], results["packing"]
     largest = max(abs(a - b) for a, b in zip(ours["losses"], theirs["losses"]))
-    print(f"loss {ours['losses'][0]:.4f} -> {ours['losses'][-1]:.4f} (attnspan), {theirs['losses'][-1]:.4f} (PyTorch); "
-          f"largest difference {largest:.2e}")
-    print(f"peak memory that training adds: {ours['peak_mb']:.0f} MB (attnspan), {theirs['peak_mb']:.0f} MB (PyTorch); "
-          f"{ours['seconds']:.0f} s and {theirs['seconds']:.0f} s")
-    print(f"packed {packing['packed_loss']:.6f} in {packing['packed_tokens']} tokens, padded {packing['padded_loss']:.6f} in "
-          f"{packing['padded_tokens']}; largest relative difference of a gradient "
-          f"{packing['largest_relative_gradient_difference']:.1e}")
+    print(
+        f"loss {ours['losses'][0]:.4f} -> {ours['losses'][-1]:.4f} (attnspan), {theirs['losses'][-1]:.4f} (PyTorch); "
+        f"largest difference {largest:.2e}"
+    )
+    print(
+        f"peak memory that training adds: {ours['peak_mb']:.0f} MB (attnspan), {theirs['peak_mb']:.0f} MB (PyTorch); "
+        f"{ours['seconds']:.0f} s and {theirs['seconds']:.0f} s"
+    )
+    print(
+        f"packed {packing['packed_loss']:.6f} in {packing['packed_tokens']} tokens, padded {packing['padded_loss']:.6f} in "
+        f"{packing['padded_tokens']}; largest relative difference of a gradient "
+        f"{packing['largest_relative_gradient_difference']:.1e}"
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,17 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from ._core import KvCache, Result, __version__, backend_list, backward, forward, last_result, merge_states, supports
+from ._core import (
+    KvCache,
+    Result,
+    __version__,
+    backend_list,
+    backward,
+    forward,
+    last_result,
+    merge_states,
+    supports,
+)
 from ._errors import Error, FileError, InvalidArgument, OutOfMemory, Unavailable, Unsupported
 
 # Names that live in modules which need PyTorch: imported when first asked for.

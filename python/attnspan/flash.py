@@ -44,8 +44,15 @@ def flash_attn_func(
     """
     _refuse_dropout(dropout_p)
     out, lse = attention(
-        _dense_rows(q), _dense_rows(k), _dense_rows(v), softmax_scale=softmax_scale, causal=causal,
-        window_left=window_size[0], window_right=window_size[1], softcap=softcap, alibi_slopes=alibi_slopes,
+        _dense_rows(q),
+        _dense_rows(k),
+        _dense_rows(v),
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_left=window_size[0],
+        window_right=window_size[1],
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
     )
     return _with_probs(out, lse, return_attn_probs)
 
@@ -76,15 +83,28 @@ def flash_attn_varlen_func(
     Returns out, or (out, lse `[heads, total_q]`, an empty tensor) with return_attn_probs.
     """
     _refuse_dropout(dropout_p)
-    options = dict(softmax_scale=softmax_scale, causal=causal, window_left=window_size[0], window_right=window_size[1],
-                   softcap=softcap, alibi_slopes=alibi_slopes)
+    options = dict(
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_left=window_size[0],
+        window_right=window_size[1],
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+    )
     if block_table is None:
-        out, lse = attention(_dense_rows(q), _dense_rows(k), _dense_rows(v), cu_seqlens_q=cu_seqlens_q,
-                             cu_seqlens_k=cu_seqlens_k, **options)
+        out, lse = attention(
+            _dense_rows(q),
+            _dense_rows(k),
+            _dense_rows(v),
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            **options,
+        )
     else:
         _refuse_cache_gradient(q, k, v)
-        out, lse = _forward_packed_over_pages(_dense_rows(q), k, v, cu_seqlens_q, cu_seqlens_k, block_table,
-                                              *options.values())
+        out, lse = _forward_packed_over_pages(
+            _dense_rows(q), k, v, cu_seqlens_q, cu_seqlens_k, block_table, *options.values()
+        )
     return _with_probs(out, lse, return_attn_probs)
 
 
@@ -94,8 +114,12 @@ def flash_attn_varlen_func(
 def _refuse_cache_gradient(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
     for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         if tensor.requires_grad and torch.is_grad_enabled():
-            raise _named(InvalidArgument, name, "a tensor that requires a gradient",
-                         "a detached one: attention over a cache has no gradient")
+            raise _named(
+                InvalidArgument,
+                name,
+                "a tensor that requires a gradient",
+                "a detached one: attention over a cache has no gradient",
+            )
 
 
 @torch.library.custom_op("attnspan::forward_cache", mutates_args=(), device_types=_DEVICES)
@@ -115,9 +139,18 @@ def _forward_cache(
 ) -> tuple[Tensor, Tensor]:
     with _on_device_of(query):
         return _core.forward_no_autograd(
-            query, k_cache, v_cache, cache_seqlens=cache_seqlens, block_table=block_table, key_start=key_start,
-            softmax_scale=softmax_scale, causal=causal, window_left=window_left, window_right=window_right,
-            softcap=softcap, alibi_slopes=alibi_slopes,
+            query,
+            k_cache,
+            v_cache,
+            cache_seqlens=cache_seqlens,
+            block_table=block_table,
+            key_start=key_start,
+            softmax_scale=softmax_scale,
+            causal=causal,
+            window_left=window_left,
+            window_right=window_right,
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
         )
 
 
@@ -149,12 +182,23 @@ def _forward_packed_over_pages(
     starts = cu_seqlens_q.tolist()
     with _on_device_of(query):
         for b, (begin, end) in enumerate(zip(starts, starts[1:])):
-            slopes = alibi_slopes if alibi_slopes is None or alibi_slopes.dim() == 1 else alibi_slopes[b : b + 1]
+            slopes = (
+                alibi_slopes if alibi_slopes is None or alibi_slopes.dim() == 1 else alibi_slopes[b : b + 1]
+            )
             _core.forward_no_autograd(
-                query[None, begin:end], k_pages, v_pages, cache_seqlens=lengths[b : b + 1],
-                block_table=block_table[b : b + 1], out=out[None, begin:end], lse=lse[None, :, begin:end],
-                softmax_scale=softmax_scale, causal=causal, window_left=window_left, window_right=window_right,
-                softcap=softcap, alibi_slopes=slopes,
+                query[None, begin:end],
+                k_pages,
+                v_pages,
+                cache_seqlens=lengths[b : b + 1],
+                block_table=block_table[b : b + 1],
+                out=out[None, begin:end],
+                lse=lse[None, :, begin:end],
+                softmax_scale=softmax_scale,
+                causal=causal,
+                window_left=window_left,
+                window_right=window_right,
+                softcap=softcap,
+                alibi_slopes=slopes,
             )
     return out, lse
 
@@ -186,8 +230,12 @@ def _check_fits(positions: Tensor, capacity: int) -> None:
     if positions.device.type == "cpu" and not torch.compiler.is_compiling() and positions.numel():
         low, high = int(positions.min()), int(positions.max())
         if low < 0 or high >= capacity:
-            raise _named(InvalidArgument, "cache_seqlens", f"new tokens at positions {low} to {high}",
-                         f"positions within the cache, 0 to {capacity - 1}")
+            raise _named(
+                InvalidArgument,
+                "cache_seqlens",
+                f"new tokens at positions {low} to {high}",
+                f"positions within the cache, 0 to {capacity - 1}",
+            )
 
 
 def _store(cache: Tensor, new: Tensor, positions: Tensor, pages: Tensor, page_size: int) -> None:
@@ -234,9 +282,13 @@ def flash_attn_with_kvcache(
     if k is not None and cache_seqlens is None:
         raise _named(InvalidArgument, "cache_seqlens", "no lengths", "where k and v are to be stored")
     if (rotary_cos is None) != (rotary_sin is None) or (rotary_cos is not None and k is None):
-        raise _named(InvalidArgument, "rotary_cos", "a part", "rotary_cos and rotary_sin, together with k and v")
+        raise _named(
+            InvalidArgument, "rotary_cos", "a part", "rotary_cos and rotary_sin, together with k and v"
+        )
     if cache_batch_idx is not None and block_table is not None:
-        raise _named(InvalidArgument, "cache_batch_idx", "indices together with block_table", "one of the two")
+        raise _named(
+            InvalidArgument, "cache_batch_idx", "indices together with block_table", "one of the two"
+        )
     page_size = k_cache.shape[1]
     pages = block_table
     if cache_batch_idx is not None:
@@ -263,7 +315,17 @@ def flash_attn_with_kvcache(
         lengths = lengths + k.shape[1]
     key_start = None if cache_leftpad is None else cache_leftpad.view(-1, 1).expand(-1, seqlen).contiguous()
     out, lse = _forward_cache(
-        _dense_rows(q), k_cache, v_cache, lengths.to(torch.int32), pages, key_start, softmax_scale, causal,
-        window_size[0], window_size[1], softcap, alibi_slopes,
+        _dense_rows(q),
+        k_cache,
+        v_cache,
+        lengths.to(torch.int32),
+        pages,
+        key_start,
+        softmax_scale,
+        causal,
+        window_size[0],
+        window_size[1],
+        softcap,
+        alibi_slopes,
     )
     return (out, lse) if return_softmax_lse else out

@@ -37,12 +37,16 @@ def read_records(path: pathlib.Path) -> tuple[list[dict[str, Any]], str]:
         try:
             data = [json.loads(line) for line in text.splitlines() if line.strip()]
         except json.JSONDecodeError as error:
-            raise ValueError(f"{path}: found no JSON ({error}), expected what attnspan bench writes") from None
+            raise ValueError(
+                f"{path}: found no JSON ({error}), expected what attnspan bench writes"
+            ) from None
     machine = ""
     if isinstance(data, dict):
         machine, data = data.get("machine", ""), data.get("results")
     if not isinstance(data, list) or not all(isinstance(record, dict) for record in data):
-        raise ValueError(f'{path}: found no list of records, expected one, or an object with one under "results"')
+        raise ValueError(
+            f'{path}: found no list of records, expected one, or an object with one under "results"'
+        )
     if isinstance(machine, dict):
         machine = ", ".join(str(value) for value in machine.values() if isinstance(value, (str, int, float)))
     return data, str(machine)
@@ -69,12 +73,17 @@ def panels_of(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         found = {unit_of(name) for row in rows for name, value in row.items() if is_number(value)}
         unit = next(unit for unit in UNITS if unit in found)
         series = list(dict.fromkeys(name for row in rows for name in row if unit_of(name) == unit))
-        panels.append({
-            "title": title,
-            "unit": UNITS[unit],
-            "rows": [row_name(row) for row in rows],
-            "series": {name: [row.get(name) if is_number(row.get(name)) else None for row in rows] for name in series},
-        })
+        panels.append(
+            {
+                "title": title,
+                "unit": UNITS[unit],
+                "rows": [row_name(row) for row in rows],
+                "series": {
+                    name: [row.get(name) if is_number(row.get(name)) else None for row in rows]
+                    for name in series
+                },
+            }
+        )
     return panels
 
 
@@ -83,8 +92,11 @@ def row_name(record: dict[str, Any]) -> str:
     if "name" in record:
         return str(record["name"])
     skipped = ("section", "phase", "date", "command")
-    return ", ".join(f"{name} {value}" for name, value in record.items()
-                     if name not in skipped and not unit_of(name) and not isinstance(value, (float, dict, list)))
+    return ", ".join(
+        f"{name} {value}"
+        for name, value in record.items()
+        if name not in skipped and not unit_of(name) and not isinstance(value, (float, dict, list))
+    )
 
 
 def draw(panels: list[dict[str, Any]], title: str, path: pathlib.Path) -> None:
@@ -94,14 +106,25 @@ def draw(panels: list[dict[str, Any]], title: str, path: pathlib.Path) -> None:
     from matplotlib import pyplot
 
     heights = [max(1.0, 0.3 * len(panel["rows"]) * max(1, 0.7 * len(panel["series"]))) for panel in panels]
-    figure, all_axes = pyplot.subplots(len(panels), 1, figsize=(10, sum(heights) + 0.9 * len(panels) + 0.4),
-                                       height_ratios=heights, squeeze=False, layout="constrained")
+    figure, all_axes = pyplot.subplots(
+        len(panels),
+        1,
+        figsize=(10, sum(heights) + 0.9 * len(panels) + 0.4),
+        height_ratios=heights,
+        squeeze=False,
+        layout="constrained",
+    )
     for panel, axes in zip(panels, all_axes[:, 0]):
         thickness = 0.8 / len(panel["series"])
         for index, (name, values) in enumerate(panel["series"].items()):
             places = [row + (index + 0.5) * thickness - 0.4 for row in range(len(values))]
-            bars = axes.barh(places, [value or 0 for value in values], thickness * 0.9, label=name,
-                             color=COLOURS[index % len(COLOURS)])
+            bars = axes.barh(
+                places,
+                [value or 0 for value in values],
+                thickness * 0.9,
+                label=name,
+                color=COLOURS[index % len(COLOURS)],
+            )
             labels = ["" if value is None else f"{value:.3g}" for value in values]
             axes.bar_label(bars, labels, padding=3, fontsize=7)
         axes.set_yticks(range(len(panel["rows"])), panel["rows"], fontsize=8)
@@ -119,14 +142,18 @@ def draw(panels: list[dict[str, Any]], title: str, path: pathlib.Path) -> None:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m attnspan.plot", description=__doc__.split("\n")[0])
     parser.add_argument("json", type=pathlib.Path)
-    parser.add_argument("-o", "--out", type=pathlib.Path, help="PNG, SVG or PDF; default: beside the JSON, as PNG")
+    parser.add_argument(
+        "-o", "--out", type=pathlib.Path, help="PNG, SVG or PDF; default: beside the JSON, as PNG"
+    )
     options = parser.parse_args(arguments)
     try:
         records, machine = read_records(options.json)
         panels = panels_of(records)
         if not panels:
             units = ", ".join(UNITS)
-            raise ValueError(f"{options.json}: found no measurement, expected fields that end in one of {units}")
+            raise ValueError(
+                f"{options.json}: found no measurement, expected fields that end in one of {units}"
+            )
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2

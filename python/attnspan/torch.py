@@ -61,10 +61,25 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     with _on_device_of(query):
         return _core.forward_no_autograd(
-            query, key, value, backend=backend, key_start=key_start, key_end=key_end, cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k, seqused_k=seqused_k, bias=bias, alibi_slopes=alibi_slopes, sinks=sinks,
-            softmax_scale=softmax_scale, softcap=softcap, causal=causal, diagonal=diagonal, window_left=window_left,
-            window_right=window_right, nan_guard=nan_guard,
+            query,
+            key,
+            value,
+            backend=backend,
+            key_start=key_start,
+            key_end=key_end,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            seqused_k=seqused_k,
+            bias=bias,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            softmax_scale=softmax_scale,
+            softcap=softcap,
+            causal=causal,
+            diagonal=diagonal,
+            window_left=window_left,
+            window_right=window_right,
+            nan_guard=nan_guard,
         )
 
 
@@ -103,17 +118,42 @@ def _backward(
     """dq, dk, dv and d_sinks (empty without sinks)."""
     with _on_device_of(query):
         dq, dk, dv, d_sinks = _core.backward(
-            dout, query, key, value, out, lse, dlse=dlse, backend=backend, key_start=key_start, key_end=key_end,
-            cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, seqused_k=seqused_k, bias=bias,
-            alibi_slopes=alibi_slopes, sinks=sinks, softmax_scale=softmax_scale, softcap=softcap, causal=causal,
-            diagonal=diagonal, window_left=window_left, window_right=window_right, nan_guard=nan_guard,
+            dout,
+            query,
+            key,
+            value,
+            out,
+            lse,
+            dlse=dlse,
+            backend=backend,
+            key_start=key_start,
+            key_end=key_end,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            seqused_k=seqused_k,
+            bias=bias,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            softmax_scale=softmax_scale,
+            softcap=softcap,
+            causal=causal,
+            diagonal=diagonal,
+            window_left=window_left,
+            window_right=window_right,
+            nan_guard=nan_guard,
         )
     return dq, dk, dv, lse.new_empty(0) if d_sinks is None else d_sinks
 
 
 @_backward.register_fake
 def _(
-    dout: Tensor, dlse: Optional[Tensor], query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor,
+    dout: Tensor,
+    dlse: Optional[Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
     *options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     sinks = options[_SINKS - 3]
@@ -152,7 +192,9 @@ _forward.register_autograd(_gradients, setup_context=_setup_context)
 
 
 def _refuse_second_gradient(ctx: Any, *gradients: Any) -> None:
-    raise Unsupported("backward: found a gradient of a gradient, expected at most one: it has no formula here")
+    raise Unsupported(
+        "backward: found a gradient of a gradient, expected at most one: it has no formula here"
+    )
 
 
 _backward.register_autograd(_refuse_second_gradient)
@@ -172,7 +214,10 @@ def _autocast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor
 def _refuse_gradient_of(tensor: Optional[Tensor], name: str) -> None:
     if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
         raise _named(
-            Unsupported, name, "a tensor that requires a gradient", "a detached one: this input has no gradient here"
+            Unsupported,
+            name,
+            "a tensor that requires a gradient",
+            "a detached one: this input has no gradient here",
         )
 
 
@@ -213,14 +258,33 @@ def attention(
     """
     if isinstance(diagonal, str):
         if diagonal not in ("bottom-right", "top-left"):
-            raise _named(InvalidArgument, "diagonal", repr(diagonal), "'bottom-right', 'top-left' or an integer")
+            raise _named(
+                InvalidArgument, "diagonal", repr(diagonal), "'bottom-right', 'top-left' or an integer"
+            )
         diagonal = 0 if diagonal == "top-left" else None
     _refuse_gradient_of(bias, "bias")
     _refuse_gradient_of(alibi_slopes, "alibi_slopes")
     query, key, value = _autocast(query, key, value)
     return _forward(
-        query, key, value, key_start, key_end, cu_seqlens_q, cu_seqlens_k, seqused_k, bias, alibi_slopes, sinks,
-        softmax_scale, softcap, causal, diagonal, window_left, window_right, nan_guard, backend,
+        query,
+        key,
+        value,
+        key_start,
+        key_end,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        seqused_k,
+        bias,
+        alibi_slopes,
+        sinks,
+        softmax_scale,
+        softcap,
+        causal,
+        diagonal,
+        window_left,
+        window_right,
+        nan_guard,
+        backend,
     )
 
 
@@ -231,7 +295,9 @@ def _dense_rows(tensor: Tensor) -> Tensor:
 
 def _refuse_dropout(dropout_p: float) -> None:
     if dropout_p != 0:
-        raise _named(Unsupported, "dropout_p", str(dropout_p), "0: dropout of attention weights is not computed here")
+        raise _named(
+            Unsupported, "dropout_p", str(dropout_p), "0: dropout of attention weights is not computed here"
+        )
 
 
 def _bias_of_mask(attn_mask: Tensor, batch_shape: tuple[int, ...]) -> Tensor:
@@ -278,9 +344,13 @@ def scaled_dot_product_attention(
     batch_shape, rows_shape = query.shape[:-3], query.shape[:-1]
     query, key, value = (_one_batch_dimension(t, batch_shape) for t in (query, key, value))
     if not enable_gqa and key.shape[1] not in (1, query.shape[1]):
-        raise _named(InvalidArgument, "key", f"{key.shape[1]} heads", f"{query.shape[1]} (query's), or enable_gqa=True")
+        raise _named(
+            InvalidArgument, "key", f"{key.shape[1]} heads", f"{query.shape[1]} (query's), or enable_gqa=True"
+        )
     bias = None if attn_mask is None else _bias_of_mask(attn_mask, batch_shape)
     query, key, value = (_dense_rows(t).transpose(1, 2) for t in (query, key, value))
-    out, _ = attention(query, key, value, softmax_scale=scale, causal=is_causal, diagonal="top-left", bias=bias)
+    out, _ = attention(
+        query, key, value, softmax_scale=scale, causal=is_causal, diagonal="top-left", bias=bias
+    )
     out = out.transpose(1, 2)
     return out if len(batch_shape) == 1 else out.reshape(*rows_shape, value.shape[-1])

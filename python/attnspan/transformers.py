@@ -66,9 +66,16 @@ def attention_mask(
         padding = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
         return None if bool(padding.all()) else padding
     return sdpa_mask(
-        batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
-        mask_function=mask_function, attention_mask=attention_mask, local_size=local_size,
-        allow_is_causal_skip=allow_is_causal_skip, **options,
+        batch_size=batch_size,
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        local_size=local_size,
+        allow_is_causal_skip=allow_is_causal_skip,
+        **options,
     )
 
 
@@ -87,8 +94,9 @@ def _padding_spans(padding: Tensor, seqlen_q: int) -> Optional[dict[str, Tensor]
     return {"key_start": rows(first), "key_end": rows(last)}
 
 
-def _mask_options(mask: Optional[Tensor], is_causal: bool, seqlen_q: int, seqlen_k: int,
-                  sliding_window: Optional[int]) -> dict[str, Any]:
+def _mask_options(
+    mask: Optional[Tensor], is_causal: bool, seqlen_q: int, seqlen_k: int, sliding_window: Optional[int]
+) -> dict[str, Any]:
     """The options of attention that a mask of `attention_mask` stands for."""
     if mask is not None and mask.dim() == 4:
         if mask.shape[-1] != seqlen_k:
@@ -145,13 +153,24 @@ def attention_forward(
     return out, None
 
 
-def _packed_forward(query: Tensor, key: Tensor, value: Tensor, kwargs: Mapping[str, Any], is_causal: bool,
-                    sliding_window: Optional[int], score: dict[str, Any]) -> Tensor:
+def _packed_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kwargs: Mapping[str, Any],
+    is_causal: bool,
+    sliding_window: Optional[int],
+    score: dict[str, Any],
+) -> Tensor:
     """A batch of one that holds many sequences: `[1, heads, total, head_dim]` with their cumulative lengths."""
     if query.shape[0] != 1:
-        raise _named(InvalidArgument, "cu_seq_lens_q", f"lengths with a batch of {query.shape[0]}", "a batch of 1")
+        raise _named(
+            InvalidArgument, "cu_seq_lens_q", f"lengths with a batch of {query.shape[0]}", "a batch of 1"
+        )
     rows = (_dense_rows(t)[0].transpose(0, 1) for t in (query, key, value))
-    lengths = {name: kwargs[f"cu_seq_lens_{name[-1]}"].to(torch.int32) for name in ("cu_seqlens_q", "cu_seqlens_k")}
+    lengths = {
+        name: kwargs[f"cu_seq_lens_{name[-1]}"].to(torch.int32) for name in ("cu_seqlens_q", "cu_seqlens_k")
+    }
     window = -1 if sliding_window is None or not is_causal else sliding_window - 1
     out, _ = attention(*rows, **lengths, causal=is_causal, window_left=window, **score)
     return out[None]
@@ -169,7 +188,9 @@ class _CachedRows(Tensor):
     @staticmethod
     def __new__(cls, layer: "AttnspanLayer", like: Tensor, seqlen: int) -> "_CachedRows":
         shape = (*like.shape[:-2], seqlen, like.shape[-1])
-        rows = Tensor._make_wrapper_subclass(cls, shape, dtype=like.dtype, device=like.device, requires_grad=False)
+        rows = Tensor._make_wrapper_subclass(
+            cls, shape, dtype=like.dtype, device=like.device, requires_grad=False
+        )
         rows.layer = layer
         return rows
 
@@ -178,8 +199,12 @@ class _CachedRows(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise _named(Unsupported, "past_key_values", f"the operation {function} on keys or values of an AttnspanCache",
-                     "attn_implementation='attnspan', which reads the cache where it is")
+        raise _named(
+            Unsupported,
+            "past_key_values",
+            f"the operation {function} on keys or values of an AttnspanCache",
+            "attn_implementation='attnspan', which reads the cache where it is",
+        )
 
 
 class AttnspanLayer(CacheLayerMixin):
@@ -200,14 +225,25 @@ class AttnspanLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         batch, kv_heads, _, head_dim = key_states.shape
         if key_states.device.type != "cpu":
-            raise _named(Unsupported, "past_key_values", f"keys on {key_states.device}", "keys on the CPU, where an "
-                         "AttnspanCache lives")
-        self.cache = _core.KvCache(kv_heads=kv_heads, head_dim=head_dim, head_dim_v=value_states.shape[-1], batch=batch,
-                                   **self.cache_options)
+            raise _named(
+                Unsupported,
+                "past_key_values",
+                f"keys on {key_states.device}",
+                "keys on the CPU, where an AttnspanCache lives",
+            )
+        self.cache = _core.KvCache(
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            head_dim_v=value_states.shape[-1],
+            batch=batch,
+            **self.cache_options,
+        )
         self.sequences = list(range(batch))
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Appends `[batch, kv_heads, tokens, dim]` to every sequence."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -225,8 +261,12 @@ class AttnspanLayer(CacheLayerMixin):
     def attend(self, query: Tensor, **options: Any) -> Tensor:
         """query `[batch, heads, seqlen_q, head_dim]` over the cache: `[batch, seqlen_q, heads, head_dim_v]`."""
         if torch.is_grad_enabled() and query.requires_grad:
-            raise _named(Unsupported, "query", "a tensor that requires a gradient", "a detached one, or torch.no_grad(): "
-                         "attention over a cache has no gradient")
+            raise _named(
+                Unsupported,
+                "query",
+                "a tensor that requires a gradient",
+                "a detached one, or torch.no_grad(): attention over a cache has no gradient",
+            )
         if self.key_offset is not None and (options.get("softcap") or options.get("sinks") is not None):
             # The offset adds query . offset to every logit of a row, which only a plain softmax does not see.
             raise _named(Unsupported, "key_offsets", "offsets in a model with softcap or sinks", "none")
@@ -307,21 +347,32 @@ class AttnspanCache(Cache):
         self._layer_formats = dict(layer_formats or {})
         self._key_offsets = key_offsets
         self._formats = (k_format, v_format)
-        self._options = dict(first_tokens=first_tokens, first_key_format=first_format, first_value_format=first_format,
-                             page_size=page_size, encode_mode=encode_mode, reserve_tokens=reserve_tokens)
-        for name, formats in [("k_format, v_format", self._formats),
-                              *((f"layer_formats[{i}]", f) for i, f in self._layer_formats.items())]:
+        self._options = dict(
+            first_tokens=first_tokens,
+            first_key_format=first_format,
+            first_value_format=first_format,
+            page_size=page_size,
+            encode_mode=encode_mode,
+            reserve_tokens=reserve_tokens,
+        )
+        for name, formats in [
+            ("k_format, v_format", self._formats),
+            *((f"layer_formats[{i}]", f) for i, f in self._layer_formats.items()),
+        ]:
             for found in formats:
                 if found not in _FORMATS:
                     raise _named(InvalidArgument, name, repr(found), ", ".join(_FORMATS))
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any,
-               **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         while len(self.layers) <= layer_idx:
             index = len(self.layers)
             k_format, v_format = self._layer_formats.get(index, self._formats)
             offset = None if self._key_offsets is None else self._key_offsets[index]
-            self.layers.append(AttnspanLayer(offset, key_format=k_format, value_format=v_format, **self._options))
+            self.layers.append(
+                AttnspanLayer(offset, key_format=k_format, value_format=v_format, **self._options)
+            )
         return self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
 
     def memory(self) -> dict[str, int]:
@@ -343,8 +394,9 @@ class _SummingCache(AttnspanCache):
         super().__init__("f32", "f32")
         self.sums: list[Tensor] = []
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any,
-               **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         self.sums.append(key_states.float().sum(dim=(0, 2)))
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 

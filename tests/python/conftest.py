@@ -10,8 +10,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 torch = pytest.importorskip("torch")
 
 
-def allowed_keys(seqlen_q, seqlen_k, *, causal=False, diagonal="bottom-right", window_left=-1, window_right=-1,
-                 key_start=None, key_end=None, key_limit=None):
+def allowed_keys(
+    seqlen_q,
+    seqlen_k,
+    *,
+    causal=False,
+    diagonal="bottom-right",
+    window_left=-1,
+    window_right=-1,
+    key_start=None,
+    key_end=None,
+    key_limit=None,
+):
     """The mask [seqlen_q, seqlen_k] of one sequence, from the contract's definitions, key by key."""
     limit = seqlen_k if key_limit is None else key_limit
     offset = {"bottom-right": limit - seqlen_q, "top-left": 0}.get(diagonal, diagonal)
@@ -49,7 +59,9 @@ def reference(query, key, value, mask=None, *, softmax_scale=None, softcap=0.0, 
     if sinks is not None:
         sink = sinks.double().view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, sink], dim=-1)
-    lse = torch.logsumexp(scores, dim=-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -math.inf)
+    lse = (
+        torch.logsumexp(scores, dim=-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -math.inf)
+    )
     shift = torch.where(torch.isinf(lse), torch.zeros_like(lse), lse)
     probs = torch.exp(scores - shift[..., None])
     if sinks is not None:

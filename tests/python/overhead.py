@@ -22,10 +22,14 @@ def main():
     sdpa = torch.nn.functional.scaled_dot_product_attention
     rows = {
         "attnspan.forward, NumPy": lambda: attnspan.forward(array, array, array),
-        "attnspan.forward, NumPy, out and lse given": lambda: attnspan.forward(array, array, array, out=out, lse=lse),
+        "attnspan.forward, NumPy, out and lse given": lambda: attnspan.forward(
+            array, array, array, out=out, lse=lse
+        ),
         "attnspan.forward, PyTorch tensors": lambda: attnspan.forward(tensor, tensor, tensor),
         "attnspan.torch.attention (the custom operator)": lambda: attention(tensor, tensor, tensor),
-        "attnspan.scaled_dot_product_attention": lambda: attnspan.scaled_dot_product_attention(tensor, tensor, tensor),
+        "attnspan.scaled_dot_product_attention": lambda: attnspan.scaled_dot_product_attention(
+            tensor, tensor, tensor
+        ),
         "torch scaled_dot_product_attention": lambda: sdpa(tensor, tensor, tensor),
         "attnspan.torch.attention, recording a gradient": lambda: attention(leaf, leaf, leaf),
         "torch scaled_dot_product_attention, recording a gradient": lambda: sdpa(leaf, leaf, leaf),

@@ -84,11 +84,15 @@ def test_any_dlpack_tensor(wrapper):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_torch_tensors_in_and_out(dtype):
-    tensors = [torch.from_numpy(array).to(dtype) for array in random_arrays((1, 3, 4, 8), (1, 5, 2, 8), (1, 5, 2, 8))]
+    tensors = [
+        torch.from_numpy(array).to(dtype) for array in random_arrays((1, 3, 4, 8), (1, 5, 2, 8), (1, 5, 2, 8))
+    ]
     out, lse = attnspan.forward(*tensors)
     assert out.dtype == dtype and lse.dtype == torch.float32
     expected = reference(*tensors)
-    torch.testing.assert_close(out.double(), expected[0], atol=2e-2 if dtype != torch.float32 else 1e-5, rtol=0)
+    torch.testing.assert_close(
+        out.double(), expected[0], atol=2e-2 if dtype != torch.float32 else 1e-5, rtol=0
+    )
     torch.testing.assert_close(lse.double(), expected[1], atol=1e-5, rtol=0)
 
 
@@ -238,8 +242,9 @@ def test_backward_overwrites_and_matches_autograd():
     torch.autograd.backward([out64, lse64], [dout.double(), dlse.double()])
     out, lse = attnspan.forward(query, key, value, causal=True, softcap=3.0, sinks=sinks)
     poisoned = torch.full_like(query, float("nan"))
-    grads = attnspan.backward(dout, query, key, value, out, lse, dlse=dlse, dq=poisoned, causal=True, softcap=3.0,
-                              sinks=sinks)
+    grads = attnspan.backward(
+        dout, query, key, value, out, lse, dlse=dlse, dq=poisoned, causal=True, softcap=3.0, sinks=sinks
+    )
     assert grads[0] is poisoned
     for found, leaf in zip(grads, leaves):
         torch.testing.assert_close(found.double(), leaf.grad, atol=2e-5, rtol=1e-5)

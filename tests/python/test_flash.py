@@ -15,19 +15,49 @@ def rand(*shape, seed=0):
 
 def test_signatures():
     """Names and defaults as in flash_attn 2.8."""
-    start = [("dropout_p", 0.0), ("softmax_scale", None), ("causal", False), ("window_size", (-1, -1)),
-             ("softcap", 0.0), ("alibi_slopes", None), ("deterministic", False), ("return_attn_probs", False)]
+    start = [
+        ("dropout_p", 0.0),
+        ("softmax_scale", None),
+        ("causal", False),
+        ("window_size", (-1, -1)),
+        ("softcap", 0.0),
+        ("alibi_slopes", None),
+        ("deterministic", False),
+        ("return_attn_probs", False),
+    ]
     required = inspect.Parameter.empty
     expected = {
         "flash_attn_func": [(n, required) for n in ("q", "k", "v")] + start,
-        "flash_attn_varlen_func": [(n, required) for n in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k",
-                                                           "max_seqlen_q", "max_seqlen_k")]
-        + start + [("block_table", None)],
+        "flash_attn_varlen_func": [
+            (n, required)
+            for n in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+        ]
+        + start
+        + [("block_table", None)],
         "flash_attn_with_kvcache": [(n, required) for n in ("q", "k_cache", "v_cache")]
-        + [(n, None) for n in ("k", "v", "rotary_cos", "rotary_sin", "cache_seqlens", "cache_batch_idx",
-                               "cache_leftpad", "block_table", "softmax_scale")]
-        + [("causal", False), ("window_size", (-1, -1)), ("softcap", 0.0), ("rotary_interleaved", True),
-           ("alibi_slopes", None), ("num_splits", 0), ("return_softmax_lse", False)],
+        + [
+            (n, None)
+            for n in (
+                "k",
+                "v",
+                "rotary_cos",
+                "rotary_sin",
+                "cache_seqlens",
+                "cache_batch_idx",
+                "cache_leftpad",
+                "block_table",
+                "softmax_scale",
+            )
+        ]
+        + [
+            ("causal", False),
+            ("window_size", (-1, -1)),
+            ("softcap", 0.0),
+            ("rotary_interleaved", True),
+            ("alibi_slopes", None),
+            ("num_splits", 0),
+            ("return_softmax_lse", False),
+        ],
     }
     for name, parameters in expected.items():
         signature = inspect.signature(getattr(attnspan, name))
@@ -37,7 +67,9 @@ def test_signatures():
 def test_flash_attn_func():
     q, k, v = rand(2, 5, 4, 16), rand(2, 9, 2, 16, seed=1), rand(2, 9, 2, 16, seed=2)
     options = dict(causal=True, window_size=(3, 0), softcap=5.0)
-    out, lse, dropped = attnspan.flash_attn_func(q, k, v, return_attn_probs=True, deterministic=True, **options)
+    out, lse, dropped = attnspan.flash_attn_func(
+        q, k, v, return_attn_probs=True, deterministic=True, **options
+    )
     expected = reference(q, k, v, allowed_keys(5, 9, causal=True, window_left=3), softcap=5.0)
     torch.testing.assert_close(out.double(), expected[0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(lse.double(), expected[1], atol=1e-5, rtol=1e-5)
@@ -66,9 +98,13 @@ def test_flash_attn_varlen_func(paged):
         table = torch.tensor([[2], [0], [3], [1]], dtype=torch.int32)
         k_in, v_in = (torch.full((4, 16, 2, 16), float("nan")) for _ in range(2))
         for b, length in enumerate(lengths_k):
-            k_in[table[b, 0], :length], v_in[table[b, 0], :length] = k[cu_k[b] : cu_k[b + 1]], v[cu_k[b] : cu_k[b + 1]]
-    out, lse, _ = attnspan.flash_attn_varlen_func(q, k_in, v_in, cu_q, cu_k, 5, 7, causal=True, return_attn_probs=True,
-                                                  block_table=table)
+            k_in[table[b, 0], :length], v_in[table[b, 0], :length] = (
+                k[cu_k[b] : cu_k[b + 1]],
+                v[cu_k[b] : cu_k[b + 1]],
+            )
+    out, lse, _ = attnspan.flash_attn_varlen_func(
+        q, k_in, v_in, cu_q, cu_k, 5, 7, causal=True, return_attn_probs=True, block_table=table
+    )
     assert lse.shape == (4, 9)
     for b in range(4):
         rows, keys = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
@@ -96,7 +132,11 @@ def rotated(x, cos, sin, positions, interleaved):
 def test_flash_attn_with_kvcache(layout, interleaved, causal, seqlen, leftpad):
     batch, heads, kv_heads, dim, page = 2, 4, 2, 24, 16
     lengths = torch.tensor([18, 5], dtype=torch.int32)
-    q, k_new, v_new = rand(batch, seqlen, heads, dim), rand(batch, seqlen, kv_heads, dim, seed=1), rand(batch, seqlen, kv_heads, dim, seed=2)
+    q, k_new, v_new = (
+        rand(batch, seqlen, heads, dim),
+        rand(batch, seqlen, kv_heads, dim, seed=1),
+        rand(batch, seqlen, kv_heads, dim, seed=2),
+    )
     angles = torch.rand(40, 8, generator=torch.Generator().manual_seed(3)) * 6.28
     cos, sin = angles.cos(), angles.sin()
     k_full, v_full = rand(batch, 32, kv_heads, dim, seed=4), rand(batch, 32, kv_heads, dim, seed=5)
@@ -110,29 +150,54 @@ def test_flash_attn_with_kvcache(layout, interleaved, causal, seqlen, leftpad):
                 k_cache[table[b, i]], v_cache[table[b, i]] = k_full[b, part], v_full[b, part]
         options = dict(block_table=table)
     else:
-        index = torch.tensor([2, 0], dtype=torch.int32) if layout == "batch_idx" else torch.arange(2, dtype=torch.int32)
-        k_cache, v_cache = (torch.full((3 if layout == "batch_idx" else 2, 32, kv_heads, dim), float("nan")) for _ in range(2))
+        index = (
+            torch.tensor([2, 0], dtype=torch.int32)
+            if layout == "batch_idx"
+            else torch.arange(2, dtype=torch.int32)
+        )
+        k_cache, v_cache = (
+            torch.full((3 if layout == "batch_idx" else 2, 32, kv_heads, dim), float("nan")) for _ in range(2)
+        )
         k_cache[index.long()], v_cache[index.long()] = k_full, v_full
         options = dict(cache_batch_idx=index) if layout == "batch_idx" else {}
     pad = torch.tensor([2, 0], dtype=torch.int32) if leftpad else None
     out, lse = attnspan.flash_attn_with_kvcache(
-        q, k_cache, v_cache, k_new, v_new, cos, sin, cache_seqlens=lengths, cache_leftpad=pad, causal=causal,
-        rotary_interleaved=interleaved, return_softmax_lse=True, **options)
+        q,
+        k_cache,
+        v_cache,
+        k_new,
+        v_new,
+        cos,
+        sin,
+        cache_seqlens=lengths,
+        cache_leftpad=pad,
+        causal=causal,
+        rotary_interleaved=interleaved,
+        return_softmax_lse=True,
+        **options,
+    )
 
     for b in range(batch):
         start = int(lengths[b])
         steps = start + torch.arange(seqlen)[None]
-        k_row, v_row = k_full[b : b + 1, : start + seqlen].double(), v_full[b : b + 1, : start + seqlen].double()
+        k_row, v_row = (
+            k_full[b : b + 1, : start + seqlen].double(),
+            v_full[b : b + 1, : start + seqlen].double(),
+        )
         k_row[:, start:] = rotated(k_new[b : b + 1], cos, sin, steps, interleaved)
         v_row[:, start:] = v_new[b : b + 1]
-        q_row = rotated(q[b : b + 1], cos, sin, steps if causal else torch.full_like(steps, start), interleaved)
+        q_row = rotated(
+            q[b : b + 1], cos, sin, steps if causal else torch.full_like(steps, start), interleaved
+        )
         first = torch.full((seqlen,), int(pad[b])) if leftpad else None
         mask = allowed_keys(seqlen, start + seqlen, causal=causal, key_start=first)
         expected = reference(q_row, k_row, v_row, mask)
         torch.testing.assert_close(out[b : b + 1].double(), expected[0], atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(lse[b : b + 1].double(), expected[1], atol=1e-5, rtol=1e-5)
         if layout == "dense":
-            torch.testing.assert_close(k_cache[b, start : start + seqlen].double(), k_row[0, start:], atol=1e-6, rtol=1e-6)
+            torch.testing.assert_close(
+                k_cache[b, start : start + seqlen].double(), k_row[0, start:], atol=1e-6, rtol=1e-6
+            )
 
 
 def test_kvcache_lengths_and_errors():
@@ -140,8 +205,12 @@ def test_kvcache_lengths_and_errors():
     whole = attnspan.flash_attn_with_kvcache(q, cache, cache)
     assert torch.equal(whole, attnspan.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=16))
     expected, _ = reference(q, cache[:, :4], cache[:, :4])
-    torch.testing.assert_close(attnspan.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=4).double(), expected,
-                               atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        attnspan.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=4).double(),
+        expected,
+        atol=1e-5,
+        rtol=1e-5,
+    )
     new = rand(2, 1, 2, 8)
     cases = [
         (dict(k=new), "v"),

@@ -12,15 +12,27 @@ def rand(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("key_format, value_format, tolerance", [
-    ("f32", "f32", 1e-5), ("f16", "bf16", 1e-2), ("q8", "q8", 2e-2), ("q8", "tbq4", 0.25), ("tbq4", "tbq4", 0.35)])
+@pytest.mark.parametrize(
+    "key_format, value_format, tolerance",
+    [
+        ("f32", "f32", 1e-5),
+        ("f16", "bf16", 1e-2),
+        ("q8", "q8", 2e-2),
+        ("q8", "tbq4", 0.25),
+        ("tbq4", "tbq4", 0.35),
+    ],
+)
 def test_append_and_forward(key_format, value_format, tolerance):
     key, value, query = rand(2, 50, 2, 64), rand(2, 50, 2, 64, seed=1), rand(2, 3, 4, 64, seed=2)
-    cache = attnspan.KvCache(kv_heads=2, head_dim=64, batch=2, key_format=key_format, value_format=value_format)
+    cache = attnspan.KvCache(
+        kv_heads=2, head_dim=64, batch=2, key_format=key_format, value_format=value_format
+    )
     cache.append(key[:, :40], value[:, :40])
     for token in range(40, 50):
         for sequence in range(2):
-            cache.append(key[sequence, token : token + 1], value[sequence, token : token + 1], sequence=sequence)
+            cache.append(
+                key[sequence, token : token + 1], value[sequence, token : token + 1], sequence=sequence
+            )
     out, lse = cache.forward(query, causal=True)
     mask = torch.ones(3, 50, dtype=torch.bool).tril(47)
     expected, expected_lse = reference(*(torch.from_numpy(a) for a in (query, key, value)), mask)
@@ -48,8 +60,16 @@ def test_stored_rows_are_attended_to_exactly():
 
 def test_first_tokens_trim_fork_release(tmp_path):
     key, value, query = rand(1, 80, 2, 64), rand(1, 80, 2, 64, seed=1), rand(1, 1, 2, 64, seed=2)
-    cache = attnspan.KvCache(kv_heads=2, head_dim=64, key_format="tbq4", value_format="tbq4", page_size=16,
-                             first_tokens=20, first_key_format="f32", first_value_format="f32")
+    cache = attnspan.KvCache(
+        kv_heads=2,
+        head_dim=64,
+        key_format="tbq4",
+        value_format="tbq4",
+        page_size=16,
+        first_tokens=20,
+        first_key_format="f32",
+        first_value_format="f32",
+    )
     assert cache.config["first_tokens"] == 32
     cache.append(key, value)
     row = np.empty((2, 64), np.float32)
@@ -70,7 +90,9 @@ def test_first_tokens_trim_fork_release(tmp_path):
 
 
 def test_torch_tensors_and_strides():
-    key, value = (torch.from_numpy(rand(1, 2, 20, 16, seed=s)).bfloat16().transpose(1, 2) for s in (0, 1))  # BHSD memory
+    key, value = (
+        torch.from_numpy(rand(1, 2, 20, 16, seed=s)).bfloat16().transpose(1, 2) for s in (0, 1)
+    )  # BHSD memory
     cache = attnspan.KvCache(kv_heads=2, head_dim=16, key_format="bf16", value_format="bf16")
     cache.append(key, value)
     query = torch.from_numpy(rand(1, 1, 2, 16, seed=2)).bfloat16()

@@ -13,24 +13,39 @@ RECORDS = [
 ]
 
 
-@pytest.mark.parametrize("text", [json.dumps(RECORDS), json.dumps({"machine": {"cpu": "x"}, "results": RECORDS}),
-                                  "\n".join(map(json.dumps, RECORDS))])
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps(RECORDS),
+        json.dumps({"machine": {"cpu": "x"}, "results": RECORDS}),
+        "\n".join(map(json.dumps, RECORDS)),
+    ],
+)
 def test_panels(text, tmp_path):
     path = tmp_path / "bench.json"
     path.write_text(text)
     forward, decode = plot.panels_of(plot.read_records(path)[0])
-    assert forward["unit"] == "TFLOP/s" and forward["series"] == {"tflops": [1.5, 1.8], "torch_tflops": [0.9, None]}
-    assert decode["rows"] == ["context 8192, kv_heads 1, key_format tbq4"] and decode["series"] == {"gb_per_s": [30.0]}
+    assert forward["unit"] == "TFLOP/s" and forward["series"] == {
+        "tflops": [1.5, 1.8],
+        "torch_tflops": [0.9, None],
+    }
+    assert decode["rows"] == ["context 8192, kv_heads 1, key_format tbq4"] and decode["series"] == {
+        "gb_per_s": [30.0]
+    }
 
 
 def test_writes_a_picture(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     (tmp_path / "bench.json").write_text(json.dumps(RECORDS))
     assert plot.main([str(tmp_path / "bench.json")]) == 0
-    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG") and capsys.readouterr().out.strip().endswith("bench.png")
+    assert (tmp_path / "bench.png").read_bytes().startswith(
+        b"\x89PNG"
+    ) and capsys.readouterr().out.strip().endswith("bench.png")
 
 
-@pytest.mark.parametrize("text, part", [("hello", "no JSON"), ("{}", "no list"), ('[{"name": "x"}]', "no measurement")])
+@pytest.mark.parametrize(
+    "text, part", [("hello", "no JSON"), ("{}", "no list"), ('[{"name": "x"}]', "no measurement")]
+)
 def test_bad_files(text, part, tmp_path, capsys):
     (tmp_path / "bad.json").write_text(text)
     assert plot.main([str(tmp_path / "bad.json")]) == 2

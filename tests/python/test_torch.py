@@ -13,21 +13,36 @@ from attnspan.torch import _backward, _forward, attention
 from conftest import allowed_keys, reference
 
 
-def random_problem(seed, batch=2, seqlen_q=5, seqlen_k=7, heads=4, kv_heads=2, head_dim=8, head_dim_v=6,
-                   dtype=torch.float32):
+def random_problem(
+    seed, batch=2, seqlen_q=5, seqlen_k=7, heads=4, kv_heads=2, head_dim=8, head_dim_v=6, dtype=torch.float32
+):
     generator = torch.Generator().manual_seed(seed)
-    shapes = (batch, seqlen_q, heads, head_dim), (batch, seqlen_k, kv_heads, head_dim), (batch, seqlen_k, kv_heads, head_dim_v)
+    shapes = (
+        (batch, seqlen_q, heads, head_dim),
+        (batch, seqlen_k, kv_heads, head_dim),
+        (batch, seqlen_k, kv_heads, head_dim_v),
+    )
     return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
 
 
 def forward_arguments(query, key, value, sinks=None, key_start=None, bias=None, **options):
-    merged = dict(softmax_scale=None, softcap=0.0, causal=False, diagonal=None, window_left=-1, window_right=-1,
-                  nan_guard=False, backend="auto")
+    merged = dict(
+        softmax_scale=None,
+        softcap=0.0,
+        causal=False,
+        diagonal=None,
+        window_left=-1,
+        window_right=-1,
+        nan_guard=False,
+        backend="auto",
+    )
     merged.update(options)
     return (query, key, value, key_start, None, None, None, None, bias, None, sinks, *merged.values())
 
 
-@pytest.mark.parametrize("options", [{}, dict(causal=True, softcap=2.0), dict(sinks=torch.tensor([0.1, 0.2, -1, 3]))])
+@pytest.mark.parametrize(
+    "options", [{}, dict(causal=True, softcap=2.0), dict(sinks=torch.tensor([0.1, 0.2, -1, 3]))]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_opcheck(options, dtype):
     tensors = [tensor.requires_grad_() for tensor in random_problem(1, dtype=dtype)]
@@ -47,19 +62,36 @@ def test_gradients_against_finite_differences():
     def function(*inputs):
         return attention(*inputs[:3], sinks=inputs[3], causal=True, softcap=2.0, window_left=2)
 
-    torch.autograd.gradcheck(function, (*tensors, sinks), eps=3e-2, atol=2e-2, rtol=2e-2, fast_mode=False,
-                             check_batched_grad=False, nondet_tol=0.0)
+    torch.autograd.gradcheck(
+        function,
+        (*tensors, sinks),
+        eps=3e-2,
+        atol=2e-2,
+        rtol=2e-2,
+        fast_mode=False,
+        check_batched_grad=False,
+        nondet_tol=0.0,
+    )
 
 
 @st.composite
 def problems(draw):
     heads_per_group = draw(st.integers(1, 3))
-    shape = dict(batch=draw(st.integers(1, 2)), seqlen_q=draw(st.integers(0, 9)), seqlen_k=draw(st.integers(0, 12)),
-                 kv_heads=draw(st.integers(1, 2)), head_dim=draw(st.sampled_from([1, 3, 8, 40])),
-                 head_dim_v=draw(st.sampled_from([1, 5, 16])))
+    shape = dict(
+        batch=draw(st.integers(1, 2)),
+        seqlen_q=draw(st.integers(0, 9)),
+        seqlen_k=draw(st.integers(0, 12)),
+        kv_heads=draw(st.integers(1, 2)),
+        head_dim=draw(st.sampled_from([1, 3, 8, 40])),
+        head_dim_v=draw(st.sampled_from([1, 5, 16])),
+    )
     shape["heads"] = shape["kv_heads"] * heads_per_group
-    mask = dict(causal=draw(st.booleans()), diagonal=draw(st.sampled_from(["bottom-right", "top-left", 3, -2])),
-                window_left=draw(st.integers(-1, 4)), window_right=draw(st.integers(-1, 4)))
+    mask = dict(
+        causal=draw(st.booleans()),
+        diagonal=draw(st.sampled_from(["bottom-right", "top-left", 3, -2])),
+        window_left=draw(st.integers(-1, 4)),
+        window_right=draw(st.integers(-1, 4)),
+    )
     rest = dict(softcap=draw(st.sampled_from([0.0, 1.5])), softmax_scale=draw(st.sampled_from([None, 0.7])))
     extras = draw(st.sets(st.sampled_from(["sinks", "bias", "documents", "dlse"])))
     return shape, mask, rest, extras, draw(st.integers(0, 10**6))
@@ -97,8 +129,10 @@ def test_random_problems_against_double(problem):
     finite = exact_lse.isfinite()
     loss = loss + (torch.where(finite, exact_lse, 0.0) * dlse.double()).sum()
     loss.backward()
-    for leaf, exact in zip(leaves + ([side["sinks"]] if "sinks" in side else []),
-                           exact_leaves + ([exact_side["sinks"]] if "sinks" in side else [])):
+    for leaf, exact in zip(
+        leaves + ([side["sinks"]] if "sinks" in side else []),
+        exact_leaves + ([exact_side["sinks"]] if "sinks" in side else []),
+    ):
         expected = torch.nan_to_num(exact.grad) if exact.grad is not None else torch.zeros_like(exact)
         torch.testing.assert_close(leaf.grad.double(), expected, atol=1e-4, rtol=1e-4)
 
@@ -109,7 +143,9 @@ def test_compile_without_graph_breaks(fullgraph_backward):
 
     def function(query, key, value):
         out, lse = attention(query * 1.0, key, value, causal=True)
-        sdpa = attnspan.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (query, key, value)), enable_gqa=True)
+        sdpa = attnspan.scaled_dot_product_attention(
+            *(t.transpose(1, 2) for t in (query, key, value)), enable_gqa=True
+        )
         flash = attnspan.flash_attn_func(query, key, value, causal=True)
         return out.sum() + lse.sum() + (sdpa * sdpa).sum() + flash.mean()
 
@@ -127,7 +163,9 @@ def test_autocast_and_its_gradient():
     query, key, value = [tensor.requires_grad_() for tensor in random_problem(4)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out, lse = attention(query, key, value, causal=True)
-        sdpa = attnspan.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (query, key, value)), enable_gqa=True)
+        sdpa = attnspan.scaled_dot_product_attention(
+            *(t.transpose(1, 2) for t in (query, key, value)), enable_gqa=True
+        )
     assert out.dtype == sdpa.dtype == torch.bfloat16 and lse.dtype == torch.float32
     out.float().sum().backward()
     assert query.grad.dtype == torch.float32 and query.grad.abs().sum() > 0
@@ -194,7 +232,9 @@ def test_scaled_dot_product_attention(case):
 def test_masked_row_is_zero():
     q = torch.randn(1, 1, 2, 4, requires_grad=True)
     mask = torch.tensor([[True, True, False], [False, False, False]])
-    out = attnspan.scaled_dot_product_attention(q, torch.randn(1, 1, 3, 4), torch.randn(1, 1, 3, 4), attn_mask=mask)
+    out = attnspan.scaled_dot_product_attention(
+        q, torch.randn(1, 1, 3, 4), torch.randn(1, 1, 3, 4), attn_mask=mask
+    )
     out.sum().backward()
     assert torch.equal(out[0, 0, 1], torch.zeros(4)) and torch.equal(q.grad[0, 0, 1], torch.zeros(4))
 
@@ -203,11 +243,18 @@ def test_refusals_name_the_argument():
     query, key, value = random_problem(8)
     as_sdpa = [tensor.transpose(1, 2) for tensor in (query, key, value)]
     cases = [
-        (lambda: attnspan.scaled_dot_product_attention(*as_sdpa, dropout_p=0.1, enable_gqa=True), "dropout_p"),
+        (
+            lambda: attnspan.scaled_dot_product_attention(*as_sdpa, dropout_p=0.1, enable_gqa=True),
+            "dropout_p",
+        ),
         (lambda: attnspan.flash_attn_func(query, key, value, dropout_p=0.5), "dropout_p"),
         (lambda: attnspan.scaled_dot_product_attention(*as_sdpa), "key"),
-        (lambda: attnspan.scaled_dot_product_attention(
-            *as_sdpa, torch.ones(5, 7, dtype=torch.bool), is_causal=True, enable_gqa=True), "attn_mask"),
+        (
+            lambda: attnspan.scaled_dot_product_attention(
+                *as_sdpa, torch.ones(5, 7, dtype=torch.bool), is_causal=True, enable_gqa=True
+            ),
+            "attn_mask",
+        ),
         (lambda: attention(query, key, value, bias=torch.zeros(1, 1, 5, 7, requires_grad=True)), "bias"),
         (lambda: attention(query.double(), key, value), "query"),
         (lambda: attention(query, key.half(), value), "key"),
@@ -219,7 +266,9 @@ def test_refusals_name_the_argument():
     for call, argument in cases:
         with pytest.raises(attnspan.Error) as caught:
             call()
-        assert caught.value.argument == argument and str(caught.value).startswith(argument + ": "), str(caught.value)
+        assert caught.value.argument == argument and str(caught.value).startswith(argument + ": "), str(
+            caught.value
+        )
 
 
 def test_second_gradient_is_refused():

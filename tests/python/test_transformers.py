@@ -15,9 +15,20 @@ attnspan.transformers.register()
 def make_model(implementation, config_class=transformers.LlamaConfig, **options):
     torch.manual_seed(0)
     config = config_class(
-        vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, max_position_embeddings=256, pad_token_id=0, bos_token_id=1,
-        eos_token_id=None, attn_implementation=implementation, **options)
+        vocab_size=96,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=256,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=None,
+        attn_implementation=implementation,
+        **options,
+    )
     return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
@@ -66,7 +77,10 @@ def test_sliding_windows():
     options = dict(config_class=transformers.MistralConfig, sliding_window=6)
     results = [logits(make_model(i, **options), ids) for i in ("eager", "attnspan")]
     torch.testing.assert_close(results[1], results[0], atol=2e-5, rtol=1e-4)
-    generated = [make_model(i, **options).generate(ids, max_new_tokens=8, do_sample=False) for i in ("eager", "attnspan")]
+    generated = [
+        make_model(i, **options).generate(ids, max_new_tokens=8, do_sample=False)
+        for i in ("eager", "attnspan")
+    ]
     assert torch.equal(*generated)
 
 
@@ -93,7 +107,10 @@ def test_chunked_prefill_crop_and_reset():
     ids, model = tokens(1, 20), make_model("attnspan")
     whole = logits(model, ids)
     cache = AttnspanCache("f32", "f32", page_size=16)
-    parts = [logits(model, ids[:, a:b], past_key_values=cache, use_cache=True) for a, b in ((0, 7), (7, 8), (8, 20))]
+    parts = [
+        logits(model, ids[:, a:b], past_key_values=cache, use_cache=True)
+        for a, b in ((0, 7), (7, 8), (8, 20))
+    ]
     torch.testing.assert_close(torch.cat(parts, 1), whole, atol=2e-5, rtol=1e-4)
     cache.crop(-5)
     assert cache.get_seq_length() == 15
@@ -101,7 +118,9 @@ def test_chunked_prefill_crop_and_reset():
     torch.testing.assert_close(again, whole[:, 15:], atol=2e-5, rtol=1e-4)
     cache.reset()
     assert cache.get_seq_length() == 0
-    torch.testing.assert_close(logits(model, ids, past_key_values=cache, use_cache=True), whole, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        logits(model, ids, past_key_values=cache, use_cache=True), whole, atol=2e-5, rtol=1e-4
+    )
 
 
 def test_beam_search_forks_the_cache():
@@ -115,8 +134,12 @@ def test_layer_formats_and_first_tokens():
     ids, model = tokens(1, 40), make_model("attnspan")
     exact = logits(model, ids)
     errors = []
-    for options in (dict(), dict(layer_formats={0: ("f32", "f32")}), dict(layer_formats={0: ("f32",) * 2, 1: ("f32",) * 2}),
-                    dict(first_tokens=64, first_format="f32")):
+    for options in (
+        dict(),
+        dict(layer_formats={0: ("f32", "f32")}),
+        dict(layer_formats={0: ("f32",) * 2, 1: ("f32",) * 2}),
+        dict(first_tokens=64, first_format="f32"),
+    ):
         cache = AttnspanCache("tbq4", "tbq4", **options)
         errors.append((logits(model, ids, past_key_values=cache, use_cache=True) - exact).abs().mean().item())
     assert errors[0] > errors[1] > 1e-4 and errors[2] < 1e-6 and errors[3] < 1e-6
@@ -128,12 +151,16 @@ def test_key_offsets_leave_the_softmax_alone():
     offsets = attnspan.transformers.mean_keys(model, tokens(1, 60, seed=2))
     assert [tuple(offset.shape) for offset in offsets] == [(2, 16)] * 2
     exact = logits(model, ids)
-    shifted = logits(model, ids, past_key_values=AttnspanCache("f32", "f32", key_offsets=offsets), use_cache=True)
+    shifted = logits(
+        model, ids, past_key_values=AttnspanCache("f32", "f32", key_offsets=offsets), use_cache=True
+    )
     torch.testing.assert_close(shifted, exact, atol=2e-5, rtol=1e-4)
     layer = attnspan.transformers.AttnspanLayer(offsets[0], key_format="f32", value_format="f32")
     keys, _ = layer.update(torch.zeros(1, 2, 3, 16), torch.zeros(1, 2, 3, 16))
     with pytest.raises(attnspan.Unsupported, match="^key_offsets"):
-        attnspan.transformers.attention_forward(torch.nn.Module(), torch.zeros(1, 4, 3, 16), keys, keys, None, softcap=2.0)
+        attnspan.transformers.attention_forward(
+            torch.nn.Module(), torch.zeros(1, 4, 3, 16), keys, keys, None, softcap=2.0
+        )
 
 
 def test_refusals():
@@ -151,21 +178,40 @@ def test_refusals():
 
 
 def test_sinks_and_softcap_reach_the_kernel():
-    query, key, value = (torch.randn(1, h, 6, 8, generator=torch.Generator().manual_seed(h)) for h in (4, 2, 2))
+    query, key, value = (
+        torch.randn(1, h, 6, 8, generator=torch.Generator().manual_seed(h)) for h in (4, 2, 2)
+    )
     sinks = torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.bfloat16)
     out, weights = attnspan.transformers.attention_forward(
-        torch.nn.Module(), query, key, value, None, scaling=0.3, softcap=4.0, s_aux=sinks, is_causal=True)
-    expected, _ = attnspan.torch.attention(*(t.transpose(1, 2) for t in (query, key, value)), softmax_scale=0.3, softcap=4.0,
-                                           sinks=sinks.float(), causal=True)
+        torch.nn.Module(), query, key, value, None, scaling=0.3, softcap=4.0, s_aux=sinks, is_causal=True
+    )
+    expected, _ = attnspan.torch.attention(
+        *(t.transpose(1, 2) for t in (query, key, value)),
+        softmax_scale=0.3,
+        softcap=4.0,
+        sinks=sinks.float(),
+        causal=True,
+    )
     assert weights is None and out.is_contiguous() and torch.equal(out, expected)
 
 
 def test_packed_lengths():
-    query, key, value = (torch.randn(1, h, 9, 8, generator=torch.Generator().manual_seed(h)) for h in (4, 2, 2))
+    query, key, value = (
+        torch.randn(1, h, 9, 8, generator=torch.Generator().manual_seed(h)) for h in (4, 2, 2)
+    )
     lengths = torch.tensor([0, 4, 9], dtype=torch.int32)
     out, _ = attnspan.transformers.attention_forward(
-        torch.nn.Module(), query, key, value, None, is_causal=True, cu_seq_lens_q=lengths, cu_seq_lens_k=lengths)
+        torch.nn.Module(),
+        query,
+        key,
+        value,
+        None,
+        is_causal=True,
+        cu_seq_lens_q=lengths,
+        cu_seq_lens_k=lengths,
+    )
     for a, b in ((0, 4), (4, 9)):
         part, _ = attnspan.transformers.attention_forward(
-            torch.nn.Module(), query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], None, is_causal=True)
+            torch.nn.Module(), query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], None, is_causal=True
+        )
         torch.testing.assert_close(out[:, a:b], part)
