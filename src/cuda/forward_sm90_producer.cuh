@@ -1,0 +1,148 @@
+#pragma once
+// The producer warp of the Hopper forward kernel: hands out tiles of rows and keeps the rings of K and V
+// full.
+
+#include "cuda/forward_sm90_shared.cuh"
+
+namespace attnspan::cuda {
+
+// V rows beyond the sequence's keys arrive with another sequence's bytes, perhaps NaN, and 0 x NaN is NaN:
+// wait for the tile, clear them, and only then hand it over.
+template <typename Tile>
+__device__ inline void clear_tail(const Sm90Shared<Tile>& shared, int stage, int first_missing) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  constexpr int kBlocks = Sm90Shared<Tile>::kColumnBlocks;
+  const int chunks = (Tile::kKeys - first_missing) * 8;  // of 16 bytes in one block of columns
+  for (int i = lane; i < kBlocks * chunks; i += 32) {
+    const uint32_t at =
+        shared.value(stage) + i / chunks * (Tile::kKeys * 128) + first_missing * 128 + i % chunks * 16;
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
+  }
+  fence_async_proxy();
+  __syncwarp();
+}
+
+// Where the producer stands in its rings.
+template <typename Tile>
+struct Production {
+  Ring<Tile::kStages> keys;
+  Ring<Tile::kQueries> queries;
+  Ring<2> tickets;
+  uint32_t tail_phase = 0;
+};
+
+// All lanes; the first one waits and starts the copies.
+template <typename Tile>
+__device__ inline void load_query(const detail::Sm90Args& args, const Sm90Shared<Tile>& shared,
+                                  const RowsOfTile& r, int32_t head, int batch, Production<Tile>& at) {
+  using S = Sm90Shared<Tile>;
+  if ((threadIdx.x & 31) == 0) {
+    const uint32_t full = shared.query_full(at.queries.slot);
+    barrier_wait(shared.query_empty(at.queries.slot), at.queries.phase ^ 1);
+    barrier_arrive_expecting(full, S::kQueryBytes);
+    for (int c = 0; c < S::kDepthBlocks; ++c) {
+      tma_load(shared.query(at.queries.slot) + c * S::kRows * 128, &args.query, full, c * 64,
+               static_cast<int>(r.s.q_row0) + r.row0, head, batch);
+    }
+  }
+  at.queries.advance();
+}
+
+template <typename Tile>
+__device__ inline void load_value(const detail::Sm90Args& args, const Sm90Shared<Tile>& shared,
+                                  const RowsOfTile& r, int32_t kv_head, int batch, int32_t key0,
+                                  Production<Tile>& at) {
+  using S = Sm90Shared<Tile>;
+  const int stage = at.keys.slot;
+  const bool tail = args.schedule.zero_tail && key0 + Tile::kKeys > r.s.rule.key_limit;
+  if ((threadIdx.x & 31) == 0) {
+    const uint32_t full = tail ? shared.tail() : shared.value_full(stage);
+    barrier_wait(shared.value_empty(stage), at.keys.phase ^ 1);
+    barrier_arrive_expecting(full, S::kValueBytes);
+    for (int c = 0; c < S::kColumnBlocks; ++c) {
+      tma_load(shared.value(stage) + c * Tile::kKeys * 128, &args.value, full, c * 64,
+               static_cast<int>(r.s.k_row0) + key0, kv_head, batch);
+    }
+  }
+  if (!tail) return;
+  __syncwarp();
+  barrier_wait(shared.tail(), at.tail_phase);
+  at.tail_phase ^= 1;
+  clear_tail(shared, stage, static_cast<int>(r.s.rule.key_limit - key0));
+  if ((threadIdx.x & 31) == 0) barrier_arrive(shared.value_full(stage));
+}
+
+template <typename Tile>
+__device__ inline void load_key(const detail::Sm90Args& args, const Sm90Shared<Tile>& shared,
+                                const RowsOfTile& r, int32_t kv_head, int batch, int32_t key0,
+                                Production<Tile>& at) {
+  using S = Sm90Shared<Tile>;
+  if ((threadIdx.x & 31) != 0) return;
+  const uint32_t full = shared.key_full(at.keys.slot);
+  barrier_wait(shared.key_empty(at.keys.slot), at.keys.phase ^ 1);
+  barrier_arrive_expecting(full, S::kKeyBytes);
+  for (int c = 0; c < S::kDepthBlocks; ++c) {
+    tma_load(shared.key(at.keys.slot) + c * Tile::kKeys * 128, &args.key, full, c * 64,
+             static_cast<int>(r.s.k_row0) + key0, kv_head, batch);
+  }
+}
+
+template <typename Tile>
+__device__ inline void hand_out(const Sm90Shared<Tile>& shared, Ticket ticket, Production<Tile>& at) {
+  if ((threadIdx.x & 31) == 0) {
+    barrier_wait(shared.ticket_empty(at.tickets.slot), at.tickets.phase ^ 1);
+    const uint32_t to = shared.base + Sm90Shared<Tile>::kTicketStart + at.tickets.slot * 16;
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %3};" ::"r"(to), "r"(ticket.batch), "r"(ticket.head),
+                 "r"(ticket.tile)
+                 : "memory");
+    barrier_arrive(shared.ticket_full(at.tickets.slot));
+  }
+  __syncwarp();
+  at.tickets.advance();
+}
+
+// A tile of rows on the producer's side; ticket.batch < 0: none.
+struct Upcoming {
+  Ticket ticket;
+  RowsOfTile r;
+};
+
+// All lanes. Without a counter every block has one tile: the next index is past the end.
+template <typename Tile>
+__device__ inline Upcoming take_next(const detail::Sm90Args& args, const Sm90Shared<Tile>& shared,
+                                     int64_t index, Production<Tile>& at) {
+  Upcoming next;
+  next.ticket = ticket_of(args.p, args.schedule, Sm90Shared<Tile>::kRows, index);
+  hand_out(shared, next.ticket, at);
+  if (next.ticket.batch >= 0) next.r = rows_of_ticket(args.p, next.ticket, Sm90Shared<Tile>::kRows);
+  return next;
+}
+
+template <typename Tile>
+__device__ inline int64_t claim_index(const detail::Sm90Args& args) {
+  uint32_t taken = 0;
+  if ((threadIdx.x & 31) == 0 && args.schedule.next != nullptr) taken = atomicAdd(args.schedule.next, 1U);
+  return static_cast<int64_t>(gridDim.x) + __shfl_sync(0xffffffffU, taken, 0);
+}
+
+// Queries follow behind the first keys: the old ones may still be in use then.
+template <typename Tile>
+__device__ inline void produce(const detail::Sm90Args& args, const Sm90Shared<Tile>& shared) {
+  Production<Tile> at;
+  const bool packed = args.p.cu_seqlens_q != nullptr;
+  for (Upcoming now = take_next(args, shared, blockIdx.x, at); now.ticket.batch >= 0;
+       now = take_next(args, shared, claim_index<Tile>(args), at)) {
+    const int batch = packed ? 0 : now.ticket.batch;
+    const int32_t kv_head = now.ticket.head / args.p.group;
+    const int32_t begin = static_cast<int32_t>(now.r.keys.begin), end = static_cast<int32_t>(now.r.keys.end);
+    for (int32_t key0 = begin; key0 < end; key0 += Tile::kKeys) {
+      load_key(args, shared, now.r, kv_head, batch, key0, at);
+      if (key0 == begin) load_query(args, shared, now.r, now.ticket.head, batch, at);
+      load_value(args, shared, now.r, kv_head, batch, key0, at);
+      __syncwarp();
+      at.keys.advance();
+    }
+  }
+}
+
+}  // namespace attnspan::cuda

@@ -1,0 +1,305 @@
+#pragma once
+// Steps of a consumer warpgroup of the Hopper forward kernel, in the order of the equations: products, masks
+// and score transforms, the online softmax, the weighted sum, and storing a finished tile of rows.
+
+#include "cuda/forward_sm90_shared.cuh"
+#include "cuda/score.cuh"
+#include "cuda/wgmma.cuh"
+
+namespace attnspan::cuda {
+
+// A tile of rows as a thread of a consumer warpgroup sees it. Lengths fit 32 bits.
+struct Work {
+  int32_t batch = -1, head = 0;  // batch < 0: no more
+  int32_t q_row0 = 0, seqlen_q = 0;
+  int32_t row = 0;                       // of this thread; its other row is 8 further
+  int32_t begin = 0, end = 0;            // keys that some row of the tile sees
+  int32_t core_begin = 0, core_end = 0;  // keys that all rows of this warpgroup see
+  int32_t span_begin[2] = {0, 0}, span_end[2] = {0, 0};
+  int32_t diagonal = 0;
+};
+
+template <typename Tile>
+__device__ inline Work work_of(const Params& p, Ticket ticket, int group) {
+  Work w;
+  w.batch = ticket.batch;
+  w.head = ticket.head;
+  if (ticket.batch < 0) return w;
+  const RowsOfTile r = rows_of_ticket(p, ticket, Sm90Shared<Tile>::kRows);
+  w.q_row0 = static_cast<int32_t>(r.s.q_row0);
+  w.seqlen_q = r.s.seqlen_q;
+  w.begin = static_cast<int32_t>(r.keys.begin);
+  w.end = static_cast<int32_t>(r.keys.end);
+  w.diagonal = static_cast<int32_t>(r.s.rule.diagonal);
+  const int32_t first = r.row0 + 64 * group, last = min(first + 64, r.s.seqlen_q);
+  if (first < last) {
+    const KeySpan core = r.s.rule.core(first, last);
+    w.core_begin = static_cast<int32_t>(core.begin);
+    w.core_end = static_cast<int32_t>(core.end);
+  }
+  const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) / 32 % 4;
+  w.row = first + 16 * warp + lane / 4;
+  for (int half = 0; half < 2; ++half) {
+    if (w.row + 8 * half >= r.s.seqlen_q) continue;
+    const KeySpan span = r.s.rule.span(w.row + 8 * half);
+    w.span_begin[half] = static_cast<int32_t>(span.begin);
+    w.span_end[half] = static_cast<int32_t>(span.end);
+  }
+  return w;
+}
+
+// The state of a thread's two rows (lane / 4 and lane / 4 + 8 of its warp). m is in units of the scores as
+// they stand in registers; `unit` turns them into powers of 2.
+struct RowState {
+  float m[2] = {-INFINITY, -INFINITY};
+  float l[2] = {0, 0};
+};
+
+// The maximum may grow by this many powers of 2 before old results are rescaled: weights stay below 256,
+// exact in f32 and no less precise in 16 bits, and most tiles need no rescaling at all.
+inline constexpr float kLazyRescale = 8.0F;
+
+// s becomes weights; true where older outputs must be multiplied by `rescale` (all lanes of a warp agree).
+template <int kKeys>
+__device__ __forceinline__ bool softmax_scores(float (&s)[kKeys / 2], RowState& state, float unit,
+                                               float (&rescale)[2]) {
+  float top[2];
+  bool grows = false;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    top[half] = fmaxf(s[2 * half], s[2 * half + 1]);
+#pragma unroll
+    for (int t = 1; t < kKeys / 8; ++t)
+      top[half] = fmaxf(top[half], fmaxf(s[4 * t + 2 * half], s[4 * t + 2 * half + 1]));
+    top[half] = quad_max(top[half]);
+    // With m = -inf and a finite top the difference is inf; with both -inf it is NaN: not greater.
+    grows = grows || (top[half] - state.m[half]) * unit > kLazyRescale;
+  }
+  grows = __any_sync(0xffffffffU, grows);
+  if (grows) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float m = fmaxf(top[half], state.m[half]);
+      rescale[half] = m == -INFINITY ? 1.0F : exp2_approx((state.m[half] - m) * unit);
+      state.m[half] = m;
+      state.l[half] *= rescale[half];
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float base = state.m[half] == -INFINITY ? 0.0F : state.m[half] * unit;
+    float sum[2] = {0, 0};
+#pragma unroll
+    for (int t = 0; t < kKeys / 8; ++t) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = s[4 * t + 2 * half + e];
+        x = exp2_approx(fmaf(x, unit, -base));
+        sum[e] += x;
+      }
+    }
+    state.l[half] += sum[0] + sum[1];
+  }
+  return grows;
+}
+
+// Keys outside a row's span get -inf. Columns of the tile, relative to key0, are 8 t + 2 (lane % 4) + e.
+template <int kKeys>
+__device__ __forceinline__ void mask_scores(float (&s)[kKeys / 2], const Work& work, int32_t key0) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int begin = max(work.span_begin[half] - key0, 0), end = min(work.span_end[half] - key0, kKeys);
+    const int first = begin - 2 * (static_cast<int>(threadIdx.x) & 3);
+    const uint32_t size = static_cast<uint32_t>(max(end - begin, 0));
+#pragma unroll
+    for (int t = 0; t < kKeys / 8; ++t) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        if (static_cast<uint32_t>(8 * t + e - first) >= size) s[4 * t + 2 * half + e] = -INFINITY;
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ float tanh_approx(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// softcap, bias and alibi on products: s becomes logits in natural units. tanh.approx is off by 2^-11 at
+// most, which is f16's own rounding.
+template <int kKeys>
+__device__ __forceinline__ void transform_scores(const Params& p, const Work& work, float (&s)[kKeys / 2],
+                                                 int32_t key0) {
+  if (p.softcap != 0) {
+    const float inner = p.softmax_scale / p.softcap;
+#pragma unroll
+    for (int i = 0; i < kKeys / 2; ++i) s[i] = p.softcap * tanh_approx(s[i] * inner);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kKeys / 2; ++i) s[i] *= p.softmax_scale;
+  }
+  const int column = 2 * (static_cast<int>(threadIdx.x) & 3);
+  if (p.alibi_slopes.data != nullptr) {
+    const float slope = p.alibi_slopes.data[work.batch * p.alibi_slopes.batch_stride + work.head];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float offset = static_cast<float>(work.row + 8 * half + work.diagonal - key0 - column);
+#pragma unroll
+      for (int t = 0; t < kKeys / 8; ++t) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          s[4 * t + 2 * half + e] -= slope * fabsf(offset - static_cast<float>(8 * t + e));
+      }
+    }
+  }
+  if (p.bias.data == nullptr) return;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float* bias = p.bias.data + work.batch * p.bias.batch_stride + work.head * p.bias.head_stride +
+                        (work.row + 8 * half) * p.bias.row_stride + (key0 + column) * p.bias.key_stride;
+    const int begin = work.span_begin[half] - key0 - column, end = work.span_end[half] - key0 - column;
+#pragma unroll
+    for (int t = 0; t < kKeys / 8; ++t) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        if (8 * t + e < begin || 8 * t + e >= end) continue;
+        const float b = bias[(8 * t + e) * p.bias.key_stride];
+        float& x = s[4 * t + 2 * half + e];
+        x = b <= kMaskingBiasValue ? -INFINITY : x + b;
+      }
+    }
+  }
+}
+
+// Starts s = Q K^T for this warpgroup's rows.
+template <typename T, typename Tile>
+__device__ __forceinline__ void start_scores(float (&s)[Tile::kKeys / 2], uint32_t query, uint32_t key) {
+#pragma unroll
+  for (int k = 0; k < Tile::kDepth / 16; ++k) {
+    const uint32_t block = k / 4, within = k % 4 * 32;
+    const uint64_t a = wgmma_descriptor(query + block * Sm90Shared<Tile>::kRows * 128 + within, 16);
+    const uint64_t b = wgmma_descriptor(key + block * Tile::kKeys * 128 + within, 16);
+    Wgmma<Tile::kKeys>::template keys<T>(s, a, b, k != 0);
+  }
+}
+
+// Starts o += weights V.
+template <typename T, typename Tile>
+__device__ __forceinline__ void start_weighted_sum(float (&o)[Tile::kColumns / 2],
+                                                   const uint32_t (&w)[Tile::kKeys / 4], uint32_t value,
+                                                   int add) {
+#pragma unroll
+  for (int k = 0; k < Tile::kKeys / 16; ++k) {
+    const uint64_t b = wgmma_descriptor(value + k * 2048, Tile::kKeys * 128);
+    Wgmma<Tile::kColumns>::template values<T>(o, w + 4 * k, b, k == 0 ? add : 1);
+  }
+}
+
+template <typename T, int kKeys>
+__device__ __forceinline__ void pack_weights(uint32_t (&w)[kKeys / 4], const float (&s)[kKeys / 2]) {
+#pragma unroll
+  for (int i = 0; i < kKeys / 4; ++i) w[i] = pack(s[2 * i], s[2 * i + 1], T{});
+}
+
+// Four lanes exchange 4 words each: word k of lane t becomes word t of lane k.
+__device__ __forceinline__ void transpose_quad(uint32_t (&w)[4]) {
+  const bool odd = (threadIdx.x & 1) != 0, high = (threadIdx.x & 2) != 0;
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const uint32_t other = __shfl_xor_sync(0xffffffffU, odd ? w[i] : w[i + 1], 1);
+    (odd ? w[i] : w[i + 1]) = other;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t other = __shfl_xor_sync(0xffffffffU, high ? w[i] : w[i + 2], 2);
+    (high ? w[i] : w[i + 2]) = other;
+  }
+}
+
+template <typename T>
+__device__ inline int guard_pair(uint32_t& word) {
+  T* values = reinterpret_cast<T*>(&word);
+  int replaced = 0;
+  for (int i = 0; i < 2; ++i) {
+    if (isfinite(to_float(values[i]))) continue;
+    values[i] = from_float<T>(0.0F);
+    ++replaced;
+  }
+  return replaced;
+}
+
+// A tile whose keys are done: where its rows go, and their state.
+struct Finished {
+  int32_t batch, head, q_row0, seqlen_q, row;
+  RowState state;
+};
+
+// Normalises, adds the sink, and writes out (16 bytes a lane) and lse.
+template <typename T, typename Tile>
+__device__ inline void store_tile(const Params& p, const Finished& done, const float (&o)[Tile::kColumns / 2],
+                                  float natural) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  int replaced = 0;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = done.row + 8 * half;
+    const bool exists = row < done.seqlen_q;
+    float l = quad_sum(done.state.l[half]);
+    float m = done.state.m[half] * natural, scale = 1;
+    if (p.sinks != nullptr && p.sinks[done.head] != -INFINITY) {
+      const float sink = p.sinks[done.head], top = l > 0 ? fmaxf(m, sink) : sink;
+      scale = l > 0 ? expf(m - top) : 0.0F;
+      l = l * scale + expf(sink - top);
+      m = top;
+    }
+    const float factor = l > 0 ? scale / l : 0.0F;
+    if (exists && (lane & 3) == 0 && p.lse.data != nullptr) {
+      static_cast<float*>(p.lse.data)[p.lse.index(done.batch, done.head, done.q_row0 + row)] =
+          l > 0 ? m + logf(l) : -INFINITY;
+    }
+    T* out = static_cast<T*>(p.out.data) + p.out.index(done.batch, done.head, done.q_row0 + row);
+#pragma unroll
+    for (int c = 0; c < Tile::kColumns / 8; c += 4) {
+      uint32_t w[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        w[i] = pack(o[4 * (c + i) + 2 * half] * factor, o[4 * (c + i) + 2 * half + 1] * factor, T{});
+        if (p.nan_guard && exists && (c + i) * 8 < p.head_dim_v) replaced += guard_pair<T>(w[i]);
+      }
+      transpose_quad(w);
+      const int column = (c + (lane & 3)) * 8;
+      if (exists && column < p.head_dim_v)
+        *reinterpret_cast<uint4*>(out + column) = make_uint4(w[0], w[1], w[2], w[3]);
+    }
+  }
+  if (replaced > 0) atomicAdd(p.replaced, static_cast<unsigned long long>(replaced));
+}
+
+// One consumer warpgroup: its turn in the ring of warpgroups that start products.
+template <typename Tile>
+struct Turn {
+  int group;
+  __device__ void wait() const { named_barrier_sync(1 + group, 256); }
+  __device__ void pass() const { named_barrier_arrive(1 + (group + 1) % Tile::kWarpgroups, 256); }
+};
+
+// Rows that see no key: zeros, and the sink alone in lse.
+template <typename T>
+__device__ inline void store_nothing(const Params& p, const Work& work) {
+  const int quarter = static_cast<int>(threadIdx.x) & 3;
+  for (int half = 0; half < 2; ++half) {
+    const int row = work.row + 8 * half;
+    if (row >= work.seqlen_q) continue;
+    T* out = static_cast<T*>(p.out.data) + p.out.index(work.batch, work.head, work.q_row0 + row);
+    for (int c = 8 * quarter; c < p.head_dim_v; c += 32)
+      *reinterpret_cast<uint4*>(out + c) = make_uint4(0, 0, 0, 0);
+    if (quarter == 0 && p.lse.data != nullptr) {
+      static_cast<float*>(p.lse.data)[p.lse.index(work.batch, work.head, work.q_row0 + row)] =
+          p.sinks != nullptr ? p.sinks[work.head] : -INFINITY;
+    }
+  }
+}
+
+}  // namespace attnspan::cuda

@@ -1,0 +1,127 @@
+#pragma once
+// What producer and consumers of the Hopper forward kernel share: the layout of shared memory, rings of
+// buffers, and the tickets that say which rows a block works on.
+
+#include "cuda/forward_sm90.hpp"
+#include "cuda/ptx.cuh"
+#include "cuda/sequence.cuh"
+#include "cuda/tiles.hpp"
+#include "cuda/tma.cuh"
+
+namespace attnspan::cuda {
+
+// A value that all lanes of the warp share, told to the compiler: addresses made of it stay in uniform
+// registers.
+__device__ __forceinline__ int32_t uniform(int32_t x) { return __shfl_sync(0xffffffffU, x, 0); }
+
+// ---- shared memory
+
+template <typename Tile>
+struct Sm90Shared {
+  static constexpr int kRows = Tile::kWarpgroups * 64;
+  static constexpr int kDepthBlocks = (Tile::kDepth + 63) / 64;  // of 64 columns = 128 bytes
+  static constexpr int kColumnBlocks = (Tile::kColumns + 63) / 64;
+  static constexpr int kQueryBytes = kDepthBlocks * kRows * 128;
+  static constexpr int kKeyBytes = kDepthBlocks * Tile::kKeys * 128;
+  static constexpr int kValueBytes = kColumnBlocks * Tile::kKeys * 128;
+  static constexpr int kKeyStart = Tile::kQueries * kQueryBytes;
+  static constexpr int kValueStart = kKeyStart + Tile::kStages * kKeyBytes;
+  static constexpr int kBarrierStart = kValueStart + Tile::kStages * kValueBytes;
+  static constexpr int kQueryBarriers = 4 * Tile::kStages;
+  static constexpr int kTicketBarriers = kQueryBarriers + 2 * Tile::kQueries;
+  static constexpr int kBarriers = kTicketBarriers + 5;
+  static constexpr int kTicketStart = kBarrierStart + 8 * kBarriers + 8;
+  static constexpr int kBytes = kTicketStart + 2 * 16 + 1024;  // TMA's swizzle wants multiples of 1024
+
+  uint32_t base;  // shared address, a multiple of 1024
+
+  __device__ uint32_t query(int slot) const { return base + slot * kQueryBytes; }
+  __device__ uint32_t key(int stage) const { return base + kKeyStart + stage * kKeyBytes; }
+  __device__ uint32_t value(int stage) const { return base + kValueStart + stage * kValueBytes; }
+  __device__ uint32_t barrier(int index) const { return base + kBarrierStart + 8 * index; }
+  __device__ uint32_t key_full(int stage) const { return barrier(stage); }
+  __device__ uint32_t key_empty(int stage) const { return barrier(Tile::kStages + stage); }
+  __device__ uint32_t value_full(int stage) const { return barrier(2 * Tile::kStages + stage); }
+  __device__ uint32_t value_empty(int stage) const { return barrier(3 * Tile::kStages + stage); }
+  __device__ uint32_t query_full(int slot) const { return barrier(kQueryBarriers + slot); }
+  __device__ uint32_t query_empty(int slot) const { return barrier(kQueryBarriers + Tile::kQueries + slot); }
+  __device__ uint32_t ticket_full(int slot) const { return barrier(kTicketBarriers + slot); }
+  __device__ uint32_t ticket_empty(int slot) const { return barrier(kTicketBarriers + 2 + slot); }
+  __device__ uint32_t tail() const { return barrier(kTicketBarriers + 4); }
+};
+
+template <typename Tile>
+__device__ inline void init_barriers(const Sm90Shared<Tile>& shared) {
+  constexpr int kConsumerWarps = 4 * Tile::kWarpgroups;
+  for (int stage = 0; stage < Tile::kStages; ++stage) {
+    barrier_init(shared.key_full(stage), 1);
+    barrier_init(shared.key_empty(stage), kConsumerWarps);
+    barrier_init(shared.value_full(stage), 1);
+    barrier_init(shared.value_empty(stage), kConsumerWarps);
+  }
+  for (int slot = 0; slot < Tile::kQueries; ++slot) {
+    barrier_init(shared.query_full(slot), 1);
+    barrier_init(shared.query_empty(slot), kConsumerWarps);
+  }
+  for (int slot = 0; slot < 2; ++slot) {
+    barrier_init(shared.ticket_full(slot), 1);
+    barrier_init(shared.ticket_empty(slot), kConsumerWarps);
+  }
+  barrier_init(shared.tail(), 1);
+  barrier_init_fence();
+}
+
+// Position in a ring of `kStages`: which slot, and the parity of its phase.
+template <int kStages>
+struct Ring {
+  int slot = 0;
+  uint32_t phase = 0;
+  __device__ void advance() {
+    if (++slot == kStages) {
+      slot = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// ---- tiles of rows
+
+// What the producer tells the consumers: which rows. batch < 0: no more.
+struct Ticket {
+  int32_t batch, head, tile;
+};
+
+// All lanes of the producer warp together.
+__device__ inline Ticket ticket_of(const Params& p, const Sm90Schedule& schedule, int rows, int64_t index) {
+  if (p.cu_seqlens_q != nullptr) {
+    const RowTile at = locate_tile(p, rows, 1, index / p.heads);
+    return {at.batch, static_cast<int32_t>(index % p.heads), at.tile};
+  }
+  if (index >= schedule.tiles) return {-1, 0, 0};
+  const int64_t per_section = static_cast<int64_t>(schedule.section) * schedule.row_tiles;
+  const int64_t first = index / per_section * schedule.section;
+  const int64_t pairs = static_cast<int64_t>(p.batch) * p.heads - first;
+  const int32_t width = static_cast<int32_t>(pairs < schedule.section ? pairs : schedule.section);
+  const int32_t rest = static_cast<int32_t>(index % per_section);
+  const int64_t pair = first + rest % width;
+  return {static_cast<int32_t>(pair / p.heads), static_cast<int32_t>(pair % p.heads),
+          schedule.row_tiles - 1 - rest / width};
+}
+
+// The keys that the tile's rows see together.
+struct RowsOfTile {
+  DeviceSequence s;
+  int32_t row0 = 0, rows = 0;
+  KeySpan keys;
+};
+__device__ inline RowsOfTile rows_of_ticket(const Params& p, Ticket ticket, int rows_per_tile) {
+  RowsOfTile r;
+  r.s = sequence_of(p, ticket.batch);
+  r.row0 = ticket.tile * rows_per_tile;
+  const int32_t left = r.s.seqlen_q - r.row0;
+  r.rows = left < rows_per_tile ? left : rows_per_tile;
+  if (r.rows > 0) r.keys = r.s.rule.hull(r.row0, r.row0 + r.rows);
+  return r;
+}
+
+}  // namespace attnspan::cuda
