@@ -184,6 +184,7 @@ class DecodeSplit {
   void visit(int64_t begin, int64_t end, int64_t next_end) {
     load_key_tile(values_, begin, end, value_tile_);
     ahead_ = RowsAhead(value_tile_, value_bytes_);
+    read_through(key_tile_, key_bytes_);
     score();
     for (size_t r = 0; r < rows_; ++r) {
       const ScoreRow row{block_, static_cast<int64_t>(r), begin, key_tile_.count, scores_ + r * kTileKeys};
@@ -196,6 +197,7 @@ class DecodeSplit {
       load_key_tile(keys_, end, next_end, key_tile_);
       ahead_ = RowsAhead(key_tile_, key_bytes_);
     }
+    read_through(value_tile_, value_bytes_);
     add_values_of_tile();
   }
 
