@@ -94,7 +94,6 @@ DecodePlan plan_decode_kernel(const Params& p, size_t shared_limit, int multipro
   plan.tile_rows = p.seqlen_q * p.group <= 8 ? 8 : 16;
   if (plan.quantised) {
     shape_quantised(plan, p, shared_limit);
-    plan.split_waves = 2;  // 132 multiprocessors over 8 heads: 33 splits in two waves leave none idle
   } else {
     // The merge of warps has memory of its own: copies of the next item are under way then.
     plan.shared_bytes =

@@ -18,7 +18,6 @@ struct DecodePlan {
   size_t shared_bytes = 0;
   bool overlap = false;  // programmatic launches exist (compute capability 9.0)
   int stages = 0;        // of the ring of copies of a warp
-  int split_waves = 1;   // splits for each multiprocessor
   // Quantised planes: bytes of codes and scales of a row.
   int key_row = 0, value_row = 0, key_scales = 0, value_scales = 0;
 };

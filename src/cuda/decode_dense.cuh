@@ -32,7 +32,9 @@ __device__ __forceinline__ void copy_step(const Params& p, const DecodeBlock& b,
   using D = DenseDecode<kDim>;
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const int chunk = lane % D::kChunks;
-  const TokenPlace place = place_of(p, b.s, key0);
+  // Without a table the rows of a sequence lie in one line.
+  TokenPlace place{b.s.batch, key0 - b.s.rule.key_begin + b.s.k_row0};
+  if (p.block_table != nullptr) place = place_of(p, b.s, key0);
   const uint8_t* key = codes_at(p.key, b.key_head, place) + chunk * 16;
   const uint8_t* value = codes_at(p.value, b.value_head, place) + chunk * 16;
   const int64_t before = b.keys.begin - key0, behind = b.keys.end - key0;

@@ -111,7 +111,9 @@ __device__ __forceinline__ void copy_group(const Params& p, const DecodeBlock& b
   const int64_t before = b.keys.begin - key0, behind = b.keys.end - key0;
   const GroupRows rows{before > 0 ? static_cast<int>(before) : 0,
                        behind < 16 ? static_cast<int>(behind) : 16};
-  const TokenPlace place = place_of(p, b.s, key0);
+  // Without a table the rows of a sequence lie in one line.
+  TokenPlace place{b.s.batch, key0 - b.s.rule.key_begin};
+  if (p.block_table != nullptr) place = place_of(p, b.s, key0);
   const uint8_t* keys = codes_at(p.key, b.key_head, place);
   const uint8_t* values = codes_at(p.value, b.value_head, place);
   const uint32_t to_keys = stage + 16 * group * layout.key_row;

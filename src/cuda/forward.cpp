@@ -37,7 +37,7 @@ void plan_splits_of(ForwardPlan& plan, const DeviceLimits& device) {
   const int64_t tile = plan.decode.ok ? plan.decode.tile_rows : plan.mma.warps * 16;
   const int64_t row_tiles = (static_cast<int64_t>(p.seqlen_q) * p.group + tile - 1) / tile;
   const int64_t blocks = row_tiles * p.kv_heads * (plan.decode.ok ? 1 : plan.mma.chunks);
-  const int64_t resident = plan.decode.ok ? plan.decode.split_waves : 4;
+  const int64_t resident = plan.decode.ok ? 1 : 4;
   p.split_target = static_cast<int32_t>(std::max<int64_t>(1, device.multiprocessors * resident / blocks));
   const int64_t splits =
       std::min<int64_t>(p.split_target, (longest_span(p) + kMinSplitKeys - 1) / kMinSplitKeys);

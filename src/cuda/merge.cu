@@ -26,21 +26,46 @@ __global__ void __launch_bounds__(kThreads) merge_splits_kernel(const __grid_con
   const int64_t first = static_cast<int64_t>(head) * total + at;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) & 31;
 
+  // The first splits' outputs travel while the maximum is found. A split without keys wrote none: what is
+  // read there is not used.
+  constexpr int kAhead = 4;
+  float parts[kAhead][kColumns];
+#pragma unroll
+  for (int a = 0; a < kAhead; ++a) {
+    const int s = warp + a * kWarps;
+    const float* part = p.partial_out + (first + s * split_stride) * p.head_dim_v;
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      const int c = lane + 32 * i;
+      parts[a][i] = s < p.max_splits && c < p.head_dim_v ? part[c] : 0.0F;
+    }
+  }
   const float sink = p.sinks != nullptr ? p.sinks[head] : -INFINITY;
   float top = sink;
   for (int s = lane; s < p.max_splits; s += 32) top = fmaxf(top, p.partial_lse[first + s * split_stride]);
   for (int d = 1; d < 32; d *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffU, top, d));
   float sum = 0;
   float o[kColumns] = {};
-#pragma unroll 4
-  for (int s = warp; s < p.max_splits; s += kWarps) {
+  const auto weight_of = [&](int s) {
     const float lse = p.partial_lse[first + s * split_stride];
-    const float weight = lse == -INFINITY ? 0.0F : exp2_approx((lse - top) * 1.4426950408889634F);
+    return lse == -INFINITY ? 0.0F : exp2_approx((lse - top) * 1.4426950408889634F);
+  };
+#pragma unroll
+  for (int a = 0; a < kAhead; ++a) {
+    const int s = warp + a * kWarps;
+    const float weight = s < p.max_splits ? weight_of(s) : 0.0F;
+    sum += weight;
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) o[i] += weight > 0 ? weight * parts[a][i] : 0.0F;
+  }
+#pragma unroll 4
+  for (int s = warp + kAhead * kWarps; s < p.max_splits; s += kWarps) {
+    const float weight = weight_of(s);
     const float* part = p.partial_out + (first + s * split_stride) * p.head_dim_v;
     sum += weight;
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
-      const int c = lane + 32 * i;  // a split without keys wrote no output
+      const int c = lane + 32 * i;
       if (weight > 0 && c < p.head_dim_v) o[i] += weight * part[c];
     }
   }
