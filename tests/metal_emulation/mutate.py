@@ -163,7 +163,9 @@ class Build:
             command = [objects.get(a, a) for a in command]
             binaries[target] = str(pathlib.Path(work) / target)
             command[command.index("-o") + 1] = binaries[target]
-            subprocess.run(command, cwd=self.folder, check=True, capture_output=True)
+            linked = subprocess.run(command, cwd=self.folder, capture_output=True, text=True)
+            if linked.returncode:
+                sys.exit(f"mutate.py: {target} does not link:\n{linked.stderr}")
         return binaries, ""
 
 
