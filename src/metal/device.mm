@@ -1,6 +1,6 @@
-// The one file that calls Metal: buffers, pipelines by function constants, and dispatches of a launch plan. It
-// decides nothing. Needs macOS 14 (Metal 3.1 for bfloat, gpuAddress of buffers) and a GPU of family Apple 7 or
-// later (M1), which has simdgroup matrices.
+// The one file that calls Metal: buffers, pipelines by function constants, and dispatches of a launch plan.
+// It decides nothing. Needs macOS 14 (Metal 3.1 for bfloat, gpuAddress of buffers) and a GPU of family Apple
+// 7 or later (M1), which has simdgroup matrices.
 
 #import <Foundation/Foundation.h>
 #import <Metal/Metal.h>
@@ -54,7 +54,8 @@ class Pipelines {
                                               constantValues:values
                                                        error:&error];
     if (function == nil) fail("kernel " + launch.kernel, error);
-    id<MTLComputePipelineState> pipeline = [device_ newComputePipelineStateWithFunction:function error:&error];
+    id<MTLComputePipelineState> pipeline = [device_ newComputePipelineStateWithFunction:function
+                                                                                  error:&error];
     if (pipeline == nil) fail("pipeline of " + launch.kernel, error);
     if (pipeline.threadExecutionWidth != 32 || pipeline.maxTotalThreadsPerThreadgroup < launch.threads) {
       throw Error(ErrorCode::unsupported, "metal",
@@ -77,7 +78,8 @@ class AppleDevice final : public MetalDevice {
       : device_(device), queue_([device newCommandQueue]), pipelines_(device, library) {}
 
   std::string description() const override {
-    return std::string(device_.name.UTF8String) + ", " + std::to_string(device_.maxThreadgroupMemoryLength / 1024) +
+    return std::string(device_.name.UTF8String) + ", " +
+           std::to_string(device_.maxThreadgroupMemoryLength / 1024) +
            " KiB of threadgroup memory, unified memory";
   }
 
@@ -101,7 +103,8 @@ class AppleDevice final : public MetalDevice {
     if (plan.launches.empty()) return;
     @autoreleasepool {
       id<MTLCommandBuffer> commands = [queue_ commandBuffer];
-      id<MTLComputeCommandEncoder> encoder = [commands computeCommandEncoderWithDispatchType:MTLDispatchTypeSerial];
+      id<MTLComputeCommandEncoder> encoder =
+          [commands computeCommandEncoderWithDispatchType:MTLDispatchTypeSerial];
       for (const Launch& launch : plan.launches) {
         encode(encoder, launch, scratch);
         // Buffers are reached through addresses, which Metal does not track.
@@ -150,19 +153,22 @@ BackendOrReason make_backend() {
     id<MTLDevice> device = MTLCreateSystemDefaultDevice();
     if (device == nil) return {nullptr, "this machine has no Metal device"};
     if (![device supportsFamily:MTLGPUFamilyApple7]) {
-      return {nullptr, std::string(device.name.UTF8String) + " has no simdgroup matrices (M1 and later have)"};
+      return {nullptr,
+              std::string(device.name.UTF8String) + " has no simdgroup matrices (M1 and later have)"};
     }
     if (device.maxThreadgroupMemoryLength < kThreadgroupBytes) {
       return {nullptr, "threadgroup memory of " + std::to_string(device.maxThreadgroupMemoryLength) +
                            " bytes, needs " + std::to_string(kThreadgroupBytes)};
     }
     const size_t bytes = static_cast<size_t>(attnspan_metal_library_end - attnspan_metal_library);
-    dispatch_data_t data = dispatch_data_create(attnspan_metal_library, bytes, nullptr, ^{
+    dispatch_data_t data = dispatch_data_create(attnspan_metal_library, bytes, nullptr,
+                                                ^{
                                                 });
     NSError* error = nil;
     id<MTLLibrary> library = [device newLibraryWithData:data error:&error];
     if (library == nil) {
-      return {nullptr, std::string("the shader library does not load: ") + error.localizedDescription.UTF8String};
+      return {nullptr,
+              std::string("the shader library does not load: ") + error.localizedDescription.UTF8String};
     }
     return make_backend(std::make_unique<AppleDevice>(device, library));
   }
