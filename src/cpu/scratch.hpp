@@ -5,6 +5,9 @@
 #include <cstddef>
 #include <cstdlib>
 #include <new>
+#include <string>
+
+#include "attnspan/error.hpp"
 
 namespace attnspan::cpu {
 
@@ -37,6 +40,10 @@ class Scratch {
   float* take(size_t floats) {
     float* slice = memory_ + used_;
     used_ += padded(floats);
+    if (used_ > size_) {
+      throw Error(ErrorCode::internal, "scratch",
+                  std::to_string(used_) + " floats taken of the " + std::to_string(size_) + " asked for");
+    }
     return slice;
   }
   // What a slice occupies: whole cache lines.
