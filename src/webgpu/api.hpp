@@ -19,25 +19,28 @@ namespace attnspan::webgpu {
   CALL(AdapterInfoFreeMembers)                                                                               \
   CALL(AdapterGetLimits)                                                                                     \
   CALL(AdapterHasFeature)                                                                                    \
-  CALL(AdapterRequestDevice) CALL(AdapterRelease) CALL(DeviceGetQueue) CALL(DeviceCreateBuffer)              \
-      CALL(DeviceCreateShaderModule) CALL(DeviceCreateBindGroupLayout) CALL(DeviceCreatePipelineLayout)      \
-          CALL(DeviceCreateComputePipeline) CALL(DeviceCreateBindGroup) CALL(DeviceCreateCommandEncoder)     \
-              CALL(DeviceCreateQuerySet) CALL(DevicePushErrorScope) CALL(DevicePopErrorScope)                \
-                  CALL(DeviceDestroy) CALL(DeviceRelease) CALL(BufferGetSize) CALL(BufferMapAsync)           \
-                      CALL(BufferGetConstMappedRange) CALL(BufferUnmap) CALL(BufferRelease)                  \
-                          CALL(CommandEncoderBeginComputePass) CALL(CommandEncoderCopyBufferToBuffer)        \
-                              CALL(CommandEncoderClearBuffer) CALL(CommandEncoderResolveQuerySet)            \
-                                  CALL(CommandEncoderFinish) CALL(CommandEncoderRelease) CALL(               \
-                                      ComputePassEncoderSetPipeline) CALL(ComputePassEncoderSetBindGroup)    \
-                                      CALL(ComputePassEncoderDispatchWorkgroups) CALL(ComputePassEncoderEnd) \
-                                          CALL(ComputePassEncoderRelease) CALL(QueueSubmit)                  \
-                                              CALL(QueueWriteBuffer) CALL(QueueOnSubmittedWorkDone)          \
-                                                  CALL(QueueRelease) CALL(CommandBufferRelease)              \
-                                                      CALL(BindGroupRelease) CALL(BindGroupLayoutRelease)    \
-                                                          CALL(PipelineLayoutRelease)                        \
-                                                              CALL(ComputePipelineRelease)                   \
-                                                                  CALL(ShaderModuleRelease)                  \
-                                                                      CALL(QuerySetRelease)
+  CALL(AdapterRequestDevice)                                                                                 \
+  CALL(AdapterRelease)                                                                                       \
+  CALL(DeviceGetQueue) CALL(DeviceCreateBuffer) CALL(DeviceCreateShaderModule)                               \
+      CALL(DeviceCreateBindGroupLayout) CALL(DeviceCreatePipelineLayout) CALL(DeviceCreateComputePipeline)   \
+          CALL(DeviceCreateBindGroup) CALL(DeviceCreateCommandEncoder) CALL(DeviceCreateQuerySet)            \
+              CALL(DevicePushErrorScope) CALL(DevicePopErrorScope) CALL(DeviceDestroy) CALL(DeviceRelease)   \
+                  CALL(BufferGetSize) CALL(BufferMapAsync) CALL(BufferGetConstMappedRange) CALL(BufferUnmap) \
+                      CALL(BufferRelease) CALL(CommandEncoderBeginComputePass)                               \
+                          CALL(CommandEncoderCopyBufferToBuffer) CALL(CommandEncoderClearBuffer)             \
+                              CALL(CommandEncoderResolveQuerySet) CALL(CommandEncoderFinish)                 \
+                                  CALL(CommandEncoderRelease) CALL(ComputePassEncoderSetPipeline)            \
+                                      CALL(ComputePassEncoderSetBindGroup)                                   \
+                                          CALL(ComputePassEncoderDispatchWorkgroups)                         \
+                                              CALL(ComputePassEncoderEnd) CALL(ComputePassEncoderRelease)    \
+                                                  CALL(QueueSubmit) CALL(QueueWriteBuffer)                   \
+                                                      CALL(QueueOnSubmittedWorkDone) CALL(QueueRelease)      \
+                                                          CALL(CommandBufferRelease) CALL(BindGroupRelease)  \
+                                                              CALL(BindGroupLayoutRelease)                   \
+                                                                  CALL(PipelineLayoutRelease)                \
+                                                                      CALL(ComputePipelineRelease)           \
+                                                                          CALL(ShaderModuleRelease)          \
+                                                                              CALL(QuerySetRelease)
 
 struct Api {
 #define ATTNSPAN_WEBGPU_MEMBER(name) WGPUProc##name name = nullptr;

@@ -1,13 +1,11 @@
 #include "webgpu/backend.hpp"
 
-#include <mutex>
-
 #include "registry/make_backends.hpp"
 
 namespace attnspan::webgpu {
-namespace {
 
-std::string describe(const Capabilities& c) {
+std::string WebgpuBackend::description() const {
+  const Capabilities& c = device_->capabilities();
   std::string text = c.adapter + " (" + c.driver + "), " + std::to_string(c.workgroup_storage / 1024) +
                      " KiB of workgroup memory, " + std::to_string(c.workgroup_threads) +
                      " threads, bindings up to " + std::to_string(c.binding_bytes >> 20) + " MiB, " +
@@ -18,51 +16,47 @@ std::string describe(const Capabilities& c) {
   if (c.matrix > 0)
     text += ", subgroup matrices of " + std::to_string(c.matrix) + " x " + std::to_string(c.matrix);
   if (c.timestamps) text += ", timestamps";
-  return text;
+  return text + "; " + device_->api().library;
 }
 
-class WebgpuBackend final : public Backend {
- public:
-  explicit WebgpuBackend(std::unique_ptr<GpuDevice> device)
-      : device_(std::move(device)), pipelines_(*device_) {}
+Support WebgpuBackend::supports(const Problem& problem) const {
+  if (problem.probs.data != nullptr)
+    return Support::no("probs: only backends that keep N x N matrices return them, this one never has them");
+  return Support::yes();
+}
 
-  std::string name() const override { return "webgpu"; }
-  std::string description() const override { return describe(device_->capabilities()); }
-  Device device() const override { return Device::webgpu; }
-  DeviceMemory* memory() override { return device_.get(); }
+int64_t WebgpuBackend::run(const std::function<WGPUBuffer(Context&, Commands&)>& record) {
+  const std::lock_guard lock(mutex_);
+  Context context{*device_, pipelines_};
+  Commands commands(*device_);
+  const WGPUBuffer counter = record(context, commands);
+  commands.submit();
+  if (counter == nullptr) return 0;
+  uint32_t count = 0;
+  device_->read(counter, 0, &count, sizeof(count));
+  return count;
+}
 
-  Support supports(const Problem& problem) const override {
-    if (problem.probs.data != nullptr) return Support::no("probs: only the reference keeps N x N matrices");
-    if (problem.nan_guard) return Support::no("nan_guard");
-    return Support::yes();
-  }
+int64_t WebgpuBackend::forward(const Problem& problem, const Execution&) {
+  return run([&](Context& context, Commands& commands) {
+    record_forward(context, commands, problem);
+    return problem.nan_guard ? record_nan_guard(context, commands, problem) : nullptr;
+  });
+}
 
-  int64_t forward(const Problem& problem, const Execution&) override {
-    run(problem, record_forward);
-    return 0;
-  }
-  int64_t backward(const Problem& problem, const Execution&) override {
-    run(problem, record_backward);
-    return 0;
-  }
-  void merge(const MergeProblem& problem, const Execution&) override { run(problem, record_merge); }
+int64_t WebgpuBackend::backward(const Problem& problem, const Execution&) {
+  return run([&](Context& context, Commands& commands) {
+    record_backward(context, commands, problem);
+    return problem.nan_guard ? record_nan_guard(context, commands, problem) : nullptr;
+  });
+}
 
- private:
-  template <typename P>
-  void run(const P& problem, void (*record)(Context&, Commands&, const P&)) {
-    const std::lock_guard lock(mutex_);
-    Context context{*device_, pipelines_};
-    Commands commands(*device_);
-    record(context, commands, problem);
-    commands.submit();
-  }
-
-  std::mutex mutex_;
-  std::unique_ptr<GpuDevice> device_;
-  Pipelines pipelines_;
-};
-
-}  // namespace
+void WebgpuBackend::merge(const MergeProblem& problem, const Execution&) {
+  run([&](Context& context, Commands& commands) -> WGPUBuffer {
+    record_merge(context, commands, problem);
+    return nullptr;
+  });
+}
 
 BackendOrReason make_backend() {
   std::string reason;

@@ -1,10 +1,40 @@
 #pragma once
 // The phases of the WebGPU backend. Each records its dispatches; the caller submits.
 
+#include <functional>
+
 #include "webgpu/bind.hpp"
 #include "webgpu/tiles.hpp"
 
 namespace attnspan::webgpu {
+
+struct Context;
+
+class WebgpuBackend final : public Backend {
+ public:
+  explicit WebgpuBackend(std::unique_ptr<GpuDevice> device)
+      : device_(std::move(device)), pipelines_(*device_) {}
+
+  std::string name() const override { return "webgpu"; }
+  std::string description() const override;
+  Device device() const override { return Device::webgpu; }
+  DeviceMemory* memory() override { return device_.get(); }
+
+  Support supports(const Problem& problem) const override;
+  int64_t forward(const Problem& problem, const Execution& execution) override;
+  int64_t backward(const Problem& problem, const Execution& execution) override;
+  void merge(const MergeProblem& problem, const Execution& execution) override;
+  void append(const DeviceAppendArgs& args, const Execution& execution) override;
+
+  GpuDevice& gpu() { return *device_; }
+  // Records, submits, and reads the counter that `record` returns (null: 0).
+  int64_t run(const std::function<WGPUBuffer(Context&, Commands&)>& record);
+
+ private:
+  std::mutex mutex_;
+  std::unique_ptr<GpuDevice> device_;
+  Pipelines pipelines_;
+};
 
 // Where one workgroup serves one row: rows beyond this many go to the grid's second dimension.
 inline constexpr uint32_t kGridWidth = 32768;
@@ -26,6 +56,8 @@ struct Context {
 
 void record_forward(Context& context, Commands& commands, const Problem& problem);
 void record_backward(Context& context, Commands& commands, const Problem& problem);
+// nan_guard over everything that the problem wrote; the count lies in the returned buffer.
+WGPUBuffer record_nan_guard(Context& context, Commands& commands, const Problem& problem);
 void record_merge(Context& context, Commands& commands, const MergeProblem& problem);
 
 // The first tile of the table that serves rows of `width` values within the adapter's limits.

@@ -73,8 +73,8 @@ const MatrixTile* plan_matrix(const Context& context, const Problem& problem, co
     return rows.binding.buffer != nullptr && (p.base | p.batch | p.head | p.row) % 16 == 0;
   };
   if (c.matrix == 0 || context.forced.no_matrix || problem.dtype != DType::f16 || problem.cache != nullptr ||
-      std::max(problem.head_dim, problem.head_dim_v) > kWidestMatrixRow || !whole_vectors(o.query) ||
-      !whole_vectors(o.key) || !whole_vectors(o.value))
+      std::max(problem.head_dim, problem.head_dim_v) > std::min<int64_t>(kWidestMatrixRow, 8 * c.matrix) ||
+      !whole_vectors(o.query) || !whole_vectors(o.key) || !whole_vectors(o.value))
     return nullptr;
   if (context.forced.matrix != nullptr) return context.forced.matrix;
   for (const MatrixTile& tile : kMatrixTiles) {
@@ -232,7 +232,7 @@ void rotate_query_for(Context& context, Commands& commands, const Problem& probl
 // How many parts the keys of a sequence may be cut into: enough workgroups to fill a device at batch 1.
 // Neither the batch nor its other lengths count, so that a sequence's answer does not depend on its
 // neighbours.
-constexpr int64_t kBusyWorkgroups = 1024;
+constexpr int64_t kBusyWorkgroups = 512;
 constexpr int64_t kMaxSplits = 256;  // what attention_merge.wgsl joins
 
 void set_splits(const Context& context, const Problem& problem, int64_t workgroups, Params& p) {

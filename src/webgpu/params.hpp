@@ -65,6 +65,25 @@ struct DeltaParams {
 };
 static_assert(sizeof(DeltaParams) == (5 + 2) * 16);
 
+// nan_guard.wgsl
+struct GuardParams {
+  RowsParams out;
+  uint32_t batch = 0, heads = 0, rows = 0, dim = 0;
+  Loader format{};
+  uint32_t grid_x = 0, spare0 = 0, spare1 = 0;
+};
+
+// kv_append.wgsl
+struct AppendParams {
+  RowsParams rows, codes, scales;
+  uint32_t batch = 0, heads = 0, tokens = 0, dim = 0;
+  uint32_t width = 0, block = 32;
+  Loader in_format{}, out_format{};
+  uint32_t positions = 0, first_position = kNone, block_table = kNone, block_table_row = 0;
+  uint32_t block_table_column = 0, page_size = 1, quality = 1, grid_x = 0;
+};
+static_assert(sizeof(GuardParams) == 3 * 16 && sizeof(AppendParams) == (3 + 4) * 16);
+
 // rotate_query.wgsl
 struct RotateParams {
   RowsParams query, rotated;

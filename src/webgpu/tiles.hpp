@@ -65,7 +65,7 @@ struct DecodeTile {
 
   uint32_t storage_bytes(uint32_t used_rows, uint32_t query_quads) const {
     return 16 * threads * (chunk + 1) + 16 * used_rows * query_quads +
-           4 * used_rows * threads * (step_tiles + 1) + 32 * used_rows + 2048;
+           4 * used_rows * threads * (step_tiles + 2) + 40 * used_rows + 2048;
   }
 };
 

@@ -10,7 +10,6 @@ struct DeltaParams {
   in_format: u32, grid_x: u32, spare0: u32, spare1: u32,
 }
 const NONE = 0xffffffffu;
-
 // ---- shared: formats
 // How rows lie in memory. RUNTIME: the parameters say it (fewer pipelines, slower loads).
 const F32_VEC = 0u;
@@ -27,7 +26,6 @@ override KEY_FORMAT: u32 = 15u;
 override VALUE_FORMAT: u32 = 15u;
 override OUT_FORMAT: u32 = 15u;
 // ---- end shared
-
 @group(0) @binding(0) var<uniform> p: DeltaParams;
 @group(0) @binding(1) var<storage, read> out: array<u32>;
 @group(0) @binding(2) var<storage, read> dout: array<u32>;
@@ -49,18 +47,15 @@ fn summed(thread: u32, x: f32) -> f32 {
   workgroupBarrier();
   return partial[0];
 }
-
 fn element(word: u32, at: u32) -> f32 {
   if (p.in_format == F32_VEC) { return bitcast<f32>(word); }
   let bits = select(word & 0xffffu, word >> 16u, (at & 1u) != 0u);
   if (p.in_format == F16_VEC) { return unpack2x16float(bits).x; }
   return bitcast<f32>(bits << 16u);
 }
-
 fn address(rows: Rows, batch: u32, head: u32, row: u32) -> u32 {
   return rows.base + batch * rows.batch + head * rows.head + row * rows.row;
 }
-
 // One thread a row: the sum runs in the order of dout . value in the other kernels, so that a row that sees one
 // key has a gradient of exactly 0.
 @compute @workgroup_size(THREADS)
@@ -88,7 +83,6 @@ fn delta(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
   }
   stats[address(p.stats, batch, head, row) >> 3u] = result;
 }
-
 // One workgroup a head.
 @compute @workgroup_size(THREADS)
 fn sink_gradient(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {

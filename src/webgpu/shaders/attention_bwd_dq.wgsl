@@ -1,7 +1,6 @@
 // Backward, dq: one workgroup owns OWN query rows of one head and walks over the keys that they see.
 //   p = exp(score - lse),  ds = p (dout . value - delta) d score / d (query . key),  dq += ds key
 // Sums run over the keys in their order, without atomics: bitwise the same from run to run.
-
 // ---- shared: backward tiles
 override THREADS: u32 = 64u;        // OWN / 4 * OTHER / 4
 override OWN: u32 = 32u;            // rows (or keys) whose gradient the workgroup owns
@@ -13,7 +12,6 @@ override STAGE_VECS: u32 = 528u;
 override DOUT_FORMAT: u32 = 15u;
 const MAX_COLUMN_VECS = 18u;
 // ---- end shared
-
 // ---- shared: formats
 // How rows lie in memory. RUNTIME: the parameters say it (fewer pipelines, slower loads).
 const F32_VEC = 0u;
@@ -30,7 +28,6 @@ override KEY_FORMAT: u32 = 15u;
 override VALUE_FORMAT: u32 = 15u;
 override OUT_FORMAT: u32 = 15u;
 // ---- end shared
-
 // ---- shared: params
 // Rows of a tensor, in bytes from the start of the binding. For a cache, `batch` is the stride of a page.
 struct Rows { base: u32, batch: u32, head: u32, row: u32 }
@@ -54,7 +51,6 @@ struct Params {
 }
 const NONE = 0xffffffffu;
 // ---- end shared
-
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read> query: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read> key: array<vec4<u32>>;
@@ -66,11 +62,11 @@ const NONE = 0xffffffffu;
 
 var<workgroup> stage: array<vec4<f32>, STAGE_VECS>;
 var<workgroup> weights: array<vec4<f32>, OWN * OTHER / 4u>;
-
 // ---- shared: sequence
 // One sequence of the batch and its mask: row i sees keys [begin, end) of span(i), nothing else.
-struct Sequence { batch: u32, q_row0: u32, k_row0: u32, seqlen_q: i32, key_begin: i32, key_limit: i32, diagonal: i32 }
-
+struct Sequence {
+  batch: u32, q_row0: u32, k_row0: u32, seqlen_q: i32, key_begin: i32, key_limit: i32, diagonal: i32
+}
 fn sequence_of(batch: u32) -> Sequence {
   var s = Sequence(batch, 0u, 0u, i32(p.seqlen_q), 0, i32(p.seqlen_k), p.diagonal);
   if (p.cu_seqlens_q != NONE) {
@@ -84,7 +80,6 @@ fn sequence_of(batch: u32) -> Sequence {
   if (p.diagonal_kind == 0u) { s.diagonal = s.key_limit - s.seqlen_q; }
   return s;
 }
-
 fn span_of(s: Sequence, row: i32) -> vec2<i32> {
   let position = row + s.diagonal;
   var begin = max(position - p.window_left, s.key_begin);
@@ -98,11 +93,9 @@ fn span_of(s: Sequence, row: i32) -> vec2<i32> {
   return vec2<i32>(begin, end);
 }
 // ---- end shared
-
 // ---- shared: tile of rows
 // The sequence of row tile `tile`. Packed batches list their tiles one sequence after the other.
 struct RowTile { batch: u32, row0: i32 }
-
 fn row_tile_of(tile: u32, batch: u32, tile_rows: u32) -> RowTile {
   if (p.cu_seqlens_q == NONE) { return RowTile(batch, i32(tile * tile_rows)); }
   var left = tile;
@@ -115,7 +108,6 @@ fn row_tile_of(tile: u32, batch: u32, tile_rows: u32) -> RowTile {
   return RowTile(NONE, 0);
 }
 // ---- end shared
-
 // ---- shared: load
 fn half_of(word: u32, upper: bool) -> u32 { return select(word & 0xffffu, word >> 16u, upper); }
 fn f16_of(bits: u32) -> f32 { return unpack2x16float(bits).x; }
@@ -125,113 +117,77 @@ fn bf16_quad(w: vec2<u32>) -> vec4<f32> {
   return bitcast<vec4<f32>>(vec4<u32>(w.x << 16u, w.x & 0xffff0000u, w.y << 16u, w.y & 0xffff0000u));
 }
 fn pair_of(words: vec4<u32>, word: u32) -> vec2<u32> { return select(words.xy, words.zw, (word & 2u) != 0u); }
-fn q8_quad(word: u32, scale: f32) -> vec4<f32> {
-  let codes = vec4<i32>(bitcast<i32>(word << 24u), bitcast<i32>(word << 16u), bitcast<i32>(word << 8u), bitcast<i32>(word));
-  return vec4<f32>(codes >> vec4<u32>(24u)) * scale;
+fn pair_quad(words: vec4<u32>, word: u32, format: u32) -> vec4<f32> {
+  if (format == F16_VEC) { return f16_quad(pair_of(words, word)); }
+  return bf16_quad(pair_of(words, word));
 }
-// Codes ascend with the centroid; 8..15 are the positive half, 7..0 its mirror.
-fn centroid(code: u32) -> f32 {
-  let index = select(7u - code, code - 8u, code >= 8u);
-  let low = select(select(0.12839503, 0.38804830, index == 1u), select(0.65675912, 0.94234046, index == 3u), index >= 2u);
-  let high = select(select(1.25623120, 1.61804639, index == 5u), select(2.06901723, 2.73258957, index == 7u), index >= 6u);
-  let magnitude = select(low, high, index >= 4u);
-  return select(-magnitude, magnitude, code >= 8u);
+// Unaligned rows, value by value: where value d lies, in halves of words, and what it is.
+fn half_at(row: u32, d: u32, format: u32) -> u32 {
+  return select((row >> 1u) + d, 2u * ((row >> 2u) + d), format == F32_ANY);
 }
-fn tbq4_quad(codes: u32, norm: f32) -> vec4<f32> {
-  return norm * vec4<f32>(centroid(codes & 15u), centroid((codes >> 4u) & 15u), centroid((codes >> 8u) & 15u),
-                          centroid((codes >> 12u) & 15u));
-}
-// ---- end shared
-
-// ---- shared: backward loads
-fn query_element(row: u32, d: u32, format: u32) -> f32 {
-  if (d >= p.head_dim) { return 0.0; }
-  if (format == F32_ANY) {
-    let word = (row >> 2u) + d;
-    return bitcast<f32>(query[word >> 2u][word & 3u]);
-  }
-  let at = (row >> 1u) + d;
-  let bits = half_of(query[at >> 3u][(at >> 1u) & 3u], (at & 1u) != 0u);
+fn any_value(word: u32, at: u32, format: u32) -> f32 {
+  if (format == F32_ANY) { return bitcast<f32>(word); }
+  let bits = half_of(word, (at & 1u) != 0u);
   return select(bf16_of(bits), f16_of(bits), format == F16_ANY);
 }
-
+// ---- end shared
+// ---- shared: backward loads
+fn query_value(row: u32, d: u32, format: u32) -> f32 {
+  if (d >= p.head_dim) { return 0.0; }
+  let at = half_at(row, d, format);
+  return any_value(query[at >> 3u][(at >> 1u) & 3u], at, format);
+}
 fn query_quad(row: u32, quad: u32) -> vec4<f32> {
   let format = select(QUERY_FORMAT, p.query_format, QUERY_FORMAT == RUNTIME);
   if (format == F32_VEC) { return bitcast<vec4<f32>>(query[(row >> 4u) + quad]); }
   let word = (row >> 2u) + 2u * quad;
-  if (format == F16_VEC) { return f16_quad(pair_of(query[word >> 2u], word)); }
-  if (format == BF16_VEC) { return bf16_quad(pair_of(query[word >> 2u], word)); }
+  if (format <= BF16_VEC) { return pair_quad(query[word >> 2u], word, format); }
   let d = 4u * quad;
-  return vec4<f32>(query_element(row, d, format), query_element(row, d + 1u, format),
-                   query_element(row, d + 2u, format), query_element(row, d + 3u, format));
+  return vec4<f32>(query_value(row, d, format), query_value(row, d + 1u, format), query_value(row, d + 2u, format),
+                   query_value(row, d + 3u, format));
 }
-
-fn key_element(row: u32, d: u32, format: u32) -> f32 {
+fn key_value(row: u32, d: u32, format: u32) -> f32 {
   if (d >= p.head_dim) { return 0.0; }
-  if (format == F32_ANY) {
-    let word = (row >> 2u) + d;
-    return bitcast<f32>(key[word >> 2u][word & 3u]);
-  }
-  let at = (row >> 1u) + d;
-  let bits = half_of(key[at >> 3u][(at >> 1u) & 3u], (at & 1u) != 0u);
-  return select(bf16_of(bits), f16_of(bits), format == F16_ANY);
+  let at = half_at(row, d, format);
+  return any_value(key[at >> 3u][(at >> 1u) & 3u], at, format);
 }
-
 fn key_quad(row: u32, quad: u32) -> vec4<f32> {
   let format = select(KEY_FORMAT, p.key_format, KEY_FORMAT == RUNTIME);
   if (format == F32_VEC) { return bitcast<vec4<f32>>(key[(row >> 4u) + quad]); }
   let word = (row >> 2u) + 2u * quad;
-  if (format == F16_VEC) { return f16_quad(pair_of(key[word >> 2u], word)); }
-  if (format == BF16_VEC) { return bf16_quad(pair_of(key[word >> 2u], word)); }
+  if (format <= BF16_VEC) { return pair_quad(key[word >> 2u], word, format); }
   let d = 4u * quad;
-  return vec4<f32>(key_element(row, d, format), key_element(row, d + 1u, format),
-                   key_element(row, d + 2u, format), key_element(row, d + 3u, format));
+  return vec4<f32>(key_value(row, d, format), key_value(row, d + 1u, format), key_value(row, d + 2u, format),
+                   key_value(row, d + 3u, format));
 }
-
-fn value_element(row: u32, d: u32, format: u32) -> f32 {
+fn value_value(row: u32, d: u32, format: u32) -> f32 {
   if (d >= p.head_dim_v) { return 0.0; }
-  if (format == F32_ANY) {
-    let word = (row >> 2u) + d;
-    return bitcast<f32>(value[word >> 2u][word & 3u]);
-  }
-  let at = (row >> 1u) + d;
-  let bits = half_of(value[at >> 3u][(at >> 1u) & 3u], (at & 1u) != 0u);
-  return select(bf16_of(bits), f16_of(bits), format == F16_ANY);
+  let at = half_at(row, d, format);
+  return any_value(value[at >> 3u][(at >> 1u) & 3u], at, format);
 }
-
 fn value_quad(row: u32, quad: u32) -> vec4<f32> {
   let format = select(VALUE_FORMAT, p.value_format, VALUE_FORMAT == RUNTIME);
   if (format == F32_VEC) { return bitcast<vec4<f32>>(value[(row >> 4u) + quad]); }
   let word = (row >> 2u) + 2u * quad;
-  if (format == F16_VEC) { return f16_quad(pair_of(value[word >> 2u], word)); }
-  if (format == BF16_VEC) { return bf16_quad(pair_of(value[word >> 2u], word)); }
+  if (format <= BF16_VEC) { return pair_quad(value[word >> 2u], word, format); }
   let d = 4u * quad;
-  return vec4<f32>(value_element(row, d, format), value_element(row, d + 1u, format),
-                   value_element(row, d + 2u, format), value_element(row, d + 3u, format));
+  return vec4<f32>(value_value(row, d, format), value_value(row, d + 1u, format), value_value(row, d + 2u, format),
+                   value_value(row, d + 3u, format));
 }
-
-fn dout_element(row: u32, d: u32, format: u32) -> f32 {
+fn dout_value(row: u32, d: u32, format: u32) -> f32 {
   if (d >= p.head_dim_v) { return 0.0; }
-  if (format == F32_ANY) {
-    let word = (row >> 2u) + d;
-    return bitcast<f32>(dout[word >> 2u][word & 3u]);
-  }
-  let at = (row >> 1u) + d;
-  let bits = half_of(dout[at >> 3u][(at >> 1u) & 3u], (at & 1u) != 0u);
-  return select(bf16_of(bits), f16_of(bits), format == F16_ANY);
+  let at = half_at(row, d, format);
+  return any_value(dout[at >> 3u][(at >> 1u) & 3u], at, format);
 }
-
 fn dout_quad(row: u32, quad: u32) -> vec4<f32> {
   let format = select(DOUT_FORMAT, p.dout_format, DOUT_FORMAT == RUNTIME);
   if (format == F32_VEC) { return bitcast<vec4<f32>>(dout[(row >> 4u) + quad]); }
   let word = (row >> 2u) + 2u * quad;
-  if (format == F16_VEC) { return f16_quad(pair_of(dout[word >> 2u], word)); }
-  if (format == BF16_VEC) { return bf16_quad(pair_of(dout[word >> 2u], word)); }
+  if (format <= BF16_VEC) { return pair_quad(dout[word >> 2u], word, format); }
   let d = 4u * quad;
-  return vec4<f32>(dout_element(row, d, format), dout_element(row, d + 1u, format),
-                   dout_element(row, d + 2u, format), dout_element(row, d + 3u, format));
+  return vec4<f32>(dout_value(row, d, format), dout_value(row, d + 1u, format), dout_value(row, d + 2u, format),
+                   dout_value(row, d + 3u, format));
 }
-
 fn address(rows: Rows, batch: u32, head: u32, row: u32) -> u32 {
   return rows.base + batch * rows.batch + head * rows.head + row * rows.row;
 }
@@ -240,7 +196,6 @@ fn stats_of(s: Sequence, head: u32, row: i32) -> vec2<f32> {
   return stats[address(p.stats, s.batch, head, s.q_row0 + u32(row)) >> 3u];
 }
 // ---- end shared
-
 // ---- shared: score
 // tanh with a small relative error everywhere: WGSL's own may be off by 1e-5, which softcap multiplies.
 fn tanh_exact(x: f32) -> f32 {
@@ -269,7 +224,6 @@ fn logit(s: Sequence, head: u32, row: i32, key: i32, qk: f32) -> f32 {
   return x;
 }
 // ---- end shared
-
 // ---- shared: backward score
 // x = the logit, or NO_SCORE where the bias masks it; y = d logit / d (query . key)
 fn logit_and_slope(s: Sequence, head: u32, row: i32, key: i32, qk: f32) -> vec2<f32> {
@@ -282,7 +236,6 @@ fn logit_and_slope(s: Sequence, head: u32, row: i32, key: i32, qk: f32) -> vec2<
   return vec2<f32>(x, slope);
 }
 // ---- end shared
-
 // ---- shared: store
 // f32 -> f16 and bf16 bits, to nearest even, the same on every device.
 fn f16_bits(x: f32) -> u32 {
@@ -306,7 +259,6 @@ fn narrow_bits(x: f32, format: u32) -> u32 {
   if (format == F16_VEC) { return f16_bits(x); }
   return bf16_bits(x);
 }
-
 // One 16-bit value; its neighbour in the word may be another thread's.
 fn store_half(at: u32, bits: u32) {
   let shift = 16u * (at & 1u);
@@ -314,7 +266,6 @@ fn store_half(at: u32, bits: u32) {
   atomicOr(&out[at >> 1u], bits << shift);
 }
 // ---- end shared
-
 // ---- shared: backward products
 // scores += own . other over the staged chunk: 4 x 4 a thread
 fn dot_chunk(scores: ptr<function, array<vec4<f32>, 4>>, tx: u32, ty: u32) {
@@ -336,7 +287,6 @@ fn dot_chunk(scores: ptr<function, array<vec4<f32>, 4>>, tx: u32, ty: u32) {
     }
   }
 }
-
 // acc += weights[.., first .. first + CHUNK) . staged rows
 fn accumulate_chunk(acc: ptr<function, array<array<vec4<f32>, 4>, MAX_COLUMN_VECS>>, first: u32, tx: u32, ty: u32) {
   for (var j = 0u; j < CHUNK / 4u; j++) {
@@ -356,7 +306,6 @@ fn accumulate_chunk(acc: ptr<function, array<array<vec4<f32>, 4>, MAX_COLUMN_VEC
     }
   }
 }
-
 // Values d .. d + 3 (those below `dim`) of the gradient's row at byte `row`; d is a multiple of 4.
 fn store_quad(row: u32, d: u32, dim: u32, v: vec4<f32>) {
   let format = select(OUT_FORMAT, p.out_format, OUT_FORMAT == RUNTIME);
@@ -376,9 +325,7 @@ fn store_quad(row: u32, d: u32, dim: u32, v: vec4<f32>) {
   for (var c = 0u; c < count; c++) { store_half(at + c, bits[c]); }
 }
 // ---- end shared
-
 struct Block { s: Sequence, head: u32, row0: i32, kv_head: u32 }
-
 // Rows of query or dout (own) beside keys or values (other): one chunk of the head dim.
 fn stage_scores(b: Block, k0: i32, key_end: i32, first_quad: u32, gradients: bool, thread: u32) {
   let dim = select(p.head_dim, p.head_dim_v, gradients);
@@ -406,7 +353,6 @@ fn stage_scores(b: Block, k0: i32, key_end: i32, first_quad: u32, gradients: boo
     stage[base + e + (r >> 2u)] = v;
   }
 }
-
 fn stage_keys(b: Block, k0: i32, key_end: i32, thread: u32) {
   let columns = OTHER / 4u * COLUMN_VECS;
   for (var e = thread; e < CHUNK * columns; e += THREADS) {

@@ -15,7 +15,6 @@ override STEP_TILES: u32 = 1u;     // tiles of THREADS keys between two maxima
 override CHUNK: u32 = 4u;          // 16-byte vectors of a key row staged at a time
 override QUERY_VECS: u32 = 128u;   // ROWS * head_dim / 4, or more
 const MAX_ROWS = 16u;
-
 // ---- shared: formats
 // How rows lie in memory. RUNTIME: the parameters say it (fewer pipelines, slower loads).
 const F32_VEC = 0u;
@@ -32,7 +31,6 @@ override KEY_FORMAT: u32 = 15u;
 override VALUE_FORMAT: u32 = 15u;
 override OUT_FORMAT: u32 = 15u;
 // ---- end shared
-
 // ---- shared: params
 // Rows of a tensor, in bytes from the start of the binding. For a cache, `batch` is the stride of a page.
 struct Rows { base: u32, batch: u32, head: u32, row: u32 }
@@ -56,7 +54,6 @@ struct Params {
 }
 const NONE = 0xffffffffu;
 // ---- end shared
-
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read> query: array<u32>;
 @group(0) @binding(2) var<storage, read> key: array<vec4<u32>>;
@@ -72,12 +69,15 @@ var<workgroup> queries: array<vec4<f32>, QUERY_VECS>;
 var<workgroup> probabilities: array<f32, ROWS * THREADS * STEP_TILES>;
 var<workgroup> partial: array<f32, ROWS * THREADS>;
 var<workgroup> maxima: array<f32, ROWS * 8u>;
+var<workgroup> sums_of_threads: array<f32, ROWS * THREADS>;  // of probabilities, each thread's own keys
+var<workgroup> row_max: array<f32, ROWS>;
+var<workgroup> row_decay: array<f32, ROWS>;
 var<workgroup> centroids: array<f32, 512>;  // 16 centroids, one copy for each of 32 banks
-
 // ---- shared: sequence
 // One sequence of the batch and its mask: row i sees keys [begin, end) of span(i), nothing else.
-struct Sequence { batch: u32, q_row0: u32, k_row0: u32, seqlen_q: i32, key_begin: i32, key_limit: i32, diagonal: i32 }
-
+struct Sequence {
+  batch: u32, q_row0: u32, k_row0: u32, seqlen_q: i32, key_begin: i32, key_limit: i32, diagonal: i32
+}
 fn sequence_of(batch: u32) -> Sequence {
   var s = Sequence(batch, 0u, 0u, i32(p.seqlen_q), 0, i32(p.seqlen_k), p.diagonal);
   if (p.cu_seqlens_q != NONE) {
@@ -91,7 +91,6 @@ fn sequence_of(batch: u32) -> Sequence {
   if (p.diagonal_kind == 0u) { s.diagonal = s.key_limit - s.seqlen_q; }
   return s;
 }
-
 fn span_of(s: Sequence, row: i32) -> vec2<i32> {
   let position = row + s.diagonal;
   var begin = max(position - p.window_left, s.key_begin);
@@ -105,7 +104,6 @@ fn span_of(s: Sequence, row: i32) -> vec2<i32> {
   return vec2<i32>(begin, end);
 }
 // ---- end shared
-
 // ---- shared: load
 fn half_of(word: u32, upper: bool) -> u32 { return select(word & 0xffffu, word >> 16u, upper); }
 fn f16_of(bits: u32) -> f32 { return unpack2x16float(bits).x; }
@@ -115,24 +113,34 @@ fn bf16_quad(w: vec2<u32>) -> vec4<f32> {
   return bitcast<vec4<f32>>(vec4<u32>(w.x << 16u, w.x & 0xffff0000u, w.y << 16u, w.y & 0xffff0000u));
 }
 fn pair_of(words: vec4<u32>, word: u32) -> vec2<u32> { return select(words.xy, words.zw, (word & 2u) != 0u); }
+fn pair_quad(words: vec4<u32>, word: u32, format: u32) -> vec4<f32> {
+  if (format == F16_VEC) { return f16_quad(pair_of(words, word)); }
+  return bf16_quad(pair_of(words, word));
+}
+// Unaligned rows, value by value: where value d lies, in halves of words, and what it is.
+fn half_at(row: u32, d: u32, format: u32) -> u32 {
+  return select((row >> 1u) + d, 2u * ((row >> 2u) + d), format == F32_ANY);
+}
+fn any_value(word: u32, at: u32, format: u32) -> f32 {
+  if (format == F32_ANY) { return bitcast<f32>(word); }
+  let bits = half_of(word, (at & 1u) != 0u);
+  return select(bf16_of(bits), f16_of(bits), format == F16_ANY);
+}
+// ---- end shared
+// ---- shared: codes
 fn q8_quad(word: u32, scale: f32) -> vec4<f32> {
-  let codes = vec4<i32>(bitcast<i32>(word << 24u), bitcast<i32>(word << 16u), bitcast<i32>(word << 8u), bitcast<i32>(word));
-  return vec4<f32>(codes >> vec4<u32>(24u)) * scale;
+  let codes = vec4<u32>(word << 24u, word << 16u, word << 8u, word);
+  return vec4<f32>(bitcast<vec4<i32>>(codes) >> vec4<u32>(24u)) * scale;
 }
 // Codes ascend with the centroid; 8..15 are the positive half, 7..0 its mirror.
 fn centroid(code: u32) -> f32 {
-  let index = select(7u - code, code - 8u, code >= 8u);
-  let low = select(select(0.12839503, 0.38804830, index == 1u), select(0.65675912, 0.94234046, index == 3u), index >= 2u);
-  let high = select(select(1.25623120, 1.61804639, index == 5u), select(2.06901723, 2.73258957, index == 7u), index >= 6u);
-  let magnitude = select(low, high, index >= 4u);
+  let i = select(7u - code, code - 8u, code >= 8u);
+  let a = select(select(0.12839503, 0.38804830, i == 1u), select(0.65675912, 0.94234046, i == 3u), i >= 2u);
+  let b = select(select(1.25623120, 1.61804639, i == 5u), select(2.06901723, 2.73258957, i == 7u), i >= 6u);
+  let magnitude = select(a, b, i >= 4u);
   return select(-magnitude, magnitude, code >= 8u);
 }
-fn tbq4_quad(codes: u32, norm: f32) -> vec4<f32> {
-  return norm * vec4<f32>(centroid(codes & 15u), centroid((codes >> 4u) & 15u), centroid((codes >> 8u) & 15u),
-                          centroid((codes >> 12u) & 15u));
-}
 // ---- end shared
-
 // ---- shared: key address
 // Where the row of key `position` lies: x = page or batch entry, y = row inside it.
 fn key_place(s: Sequence, position: i32) -> vec2<u32> {
@@ -147,7 +155,6 @@ fn address(rows: Rows, place: vec2<u32>, head: u32) -> u32 {
   return rows.base + place.x * rows.batch + head * rows.head + place.y * rows.row;
 }
 // ---- end shared
-
 // ---- shared: score
 // tanh with a small relative error everywhere: WGSL's own may be off by 1e-5, which softcap multiplies.
 fn tanh_exact(x: f32) -> f32 {
@@ -176,7 +183,6 @@ fn logit(s: Sequence, head: u32, row: i32, key: i32, qk: f32) -> f32 {
   return x;
 }
 // ---- end shared
-
 // ---- shared: split
 // The part of `keys` that split number `split` works on: whole tiles, from the length of the sequence alone.
 fn share_of(keys: vec2<i32>, split: u32, tile_keys: i32) -> vec2<i32> {
@@ -188,7 +194,6 @@ fn share_of(keys: vec2<i32>, split: u32, tile_keys: i32) -> vec2<i32> {
   return vec2<i32>(begin, min(begin + share, keys.y));
 }
 // ---- end shared
-
 fn query_element(row: u32, d: u32) -> f32 {
   if (d >= p.head_dim) { return 0.0; }
   if (p.query_format == F32_VEC) { return bitcast<f32>(query[(row >> 2u) + d]); }
@@ -196,12 +201,10 @@ fn query_element(row: u32, d: u32) -> f32 {
   let bits = half_of(query[at >> 1u], (at & 1u) != 0u);
   return select(bf16_of(bits), f16_of(bits), p.query_format == F16_VEC);
 }
-
 fn tbq4_looked_up(codes: u32, lane: u32) -> vec4<f32> {
   return vec4<f32>(centroids[((codes & 15u) << 5u) + lane], centroids[((codes << 1u) & 0x1e0u) + lane],
                    centroids[((codes >> 3u) & 0x1e0u) + lane], centroids[((codes >> 7u) & 0x1e0u) + lane]);
 }
-
 // Values 4 quad .. 4 quad + 3 of one 16-byte vector, without their scale.
 fn decoded_quad(raw: vec4<u32>, quad: u32, format: u32, lane: u32) -> vec4<f32> {
   if (format == F32_VEC) { return bitcast<vec4<f32>>(raw); }
@@ -213,14 +216,12 @@ fn decoded_quad(raw: vec4<u32>, quad: u32, format: u32, lane: u32) -> vec4<f32> 
   if (format == Q8) { return q8_quad(raw[quad], 1.0); }
   return tbq4_looked_up(raw[quad >> 1u] >> (16u * (quad & 1u)), lane);
 }
-
 // Quads in a 16-byte vector.
 fn quads_of(format: u32) -> u32 {
   if (format == F32_VEC) { return 1u; }
   if (format == Q8) { return 4u; }
   return select(2u, 8u, format == TBQ4);
 }
-
 fn scale_at(scale_row: u32, index: u32, of_key: bool) -> f32 {
   let at = (scale_row >> 1u) + index;
   var word: u32;
@@ -229,7 +230,6 @@ fn scale_at(scale_row: u32, index: u32, of_key: bool) -> f32 {
 }
 
 struct Values { a: vec4<f32>, b: vec4<f32> }
-
 // Columns 8 o .. 8 o + 7 of the value at `place`.
 fn value_oct(place: vec2<u32>, kv_head: u32, o: u32, lane: u32) -> Values {
   let format = select(VALUE_FORMAT, p.value_format, VALUE_FORMAT == RUNTIME);
@@ -287,10 +287,10 @@ fn decode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_ind
   let last_row = i32((row_end - 1u) / p.group);
   let hull = share_of(vec2<i32>(span_of(s, first_row).x, span_of(s, last_row).y), split, i32(THREADS));
 
-  var m = array<f32, MAX_ROWS>();
-  var l = array<f32, MAX_ROWS>();  // of this thread's own keys
+  // Private arrays are indexed in short loops only: an index left to run time would move them out of registers.
   var acc = array<Values, MAX_ROWS>();
-  for (var r = 0u; r < ROWS; r++) { m[r] = NO_SCORE; }
+  for (var r = 0u; r < ROWS; r++) { sums_of_threads[r * THREADS + thread] = 0.0; }
+  if (thread < ROWS) { row_max[thread] = NO_SCORE; }
   let octs = (p.head_dim_v + 7u) / 8u;
   let groups = THREADS / octs;
   let o = thread % octs;
@@ -298,8 +298,7 @@ fn decode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_ind
   let step_keys = THREADS * STEP_TILES;
 
   for (var k0 = hull.x; k0 < hull.y; k0 += i32(step_keys)) {
-    var step_max = array<f32, MAX_ROWS>();
-    for (var r = 0u; r < ROWS; r++) { step_max[r] = NO_SCORE; }
+    for (var r = 0u; r < ROWS; r++) { partial[r * THREADS + thread] = NO_SCORE; }
 
     for (var tile = 0u; tile < STEP_TILES; tile++) {
       let key0 = k0 + i32(tile * THREADS);
@@ -338,23 +337,24 @@ fn decode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_ind
       }
 
       // score transform and mask
+      for (var r = 0u; r < ROWS; r++) { probabilities[r * step_keys + tile * THREADS + thread] = scores[r]; }
       for (var r = 0u; r < ROWS; r++) {
+        let at = r * step_keys + tile * THREADS + thread;
         var x = NO_SCORE;
         let pair = row0 + r;
         if (pair < row_end && position < hull.y) {
           let row = i32(pair / p.group);
           let span = span_of(s, row);
           if (position >= span.x && position < span.y) {
-            x = logit(s, kv_head * p.group + pair % p.group, row, position, scores[r]);
+            x = logit(s, kv_head * p.group + pair % p.group, row, position, probabilities[at]);
           }
         }
-        probabilities[r * step_keys + tile * THREADS + thread] = x;
-        step_max[r] = max(step_max[r], x);
+        probabilities[at] = x;
+        partial[r * THREADS + thread] = max(partial[r * THREADS + thread], x);
       }
     }
 
     // online softmax: the maximum of a row over the step, in two strides
-    for (var r = 0u; r < ROWS; r++) { partial[r * THREADS + thread] = step_max[r]; }
     workgroupBarrier();
     for (var e = thread; e < ROWS * 8u; e += THREADS) {
       var x = NO_SCORE;
@@ -362,22 +362,28 @@ fn decode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_ind
       maxima[e] = x;
     }
     workgroupBarrier();
+    if (thread < ROWS) {
+      var m_new = row_max[thread];
+      for (var i = 0u; i < 8u; i++) { m_new = max(m_new, maxima[8u * thread + i]); }
+      row_decay[thread] = exp(row_max[thread] - m_new);
+      row_max[thread] = m_new;
+    }
+    workgroupBarrier();
     for (var r = 0u; r < ROWS; r++) {
-      var m_new = m[r];
-      for (var i = 0u; i < 8u; i++) { m_new = max(m_new, maxima[8u * r + i]); }
-      let decay = exp(m[r] - m_new);
-      m[r] = m_new;
-      l[r] *= decay;
-      acc[r].a *= decay;
-      acc[r].b *= decay;
+      acc[r].a *= row_decay[r];
+      acc[r].b *= row_decay[r];
+    }
+    for (var r = 0u; r < ROWS; r++) {
+      var sum = sums_of_threads[r * THREADS + thread] * row_decay[r];
       for (var tile = 0u; tile < STEP_TILES; tile++) {
         if (k0 + i32(tile * THREADS) >= hull.y) { break; }
         let at = r * step_keys + tile * THREADS + thread;
         let x = probabilities[at];
-        let e = select(exp(x - m_new), 0.0, x <= NO_SCORE);
+        let e = select(exp(x - row_max[r]), 0.0, x <= NO_SCORE);
         probabilities[at] = e;
-        l[r] += e;
+        sum += e;
       }
+      sums_of_threads[r * THREADS + thread] = sum;
     }
     workgroupBarrier();
 
@@ -404,18 +410,27 @@ fn decode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_ind
   }
 
   // the partial sums of all threads, row by row
+  workgroupBarrier();
+  for (var e = thread; e < ROWS * 8u; e += THREADS) {
+    var sum = 0.0;
+    for (var i = 0u; i < THREADS / 8u; i++) { sum += sums_of_threads[(e >> 3u) * THREADS + (e & 7u) + 8u * i]; }
+    maxima[e] = sum;
+  }
   for (var r = 0u; r < ROWS; r++) {
+    var mine = Values();
+    for (var i = 0u; i < ROWS; i++) {
+      if (i == r) { mine = acc[i]; }
+    }
     workgroupBarrier();
-    partial[thread] = l[r];
     if (g < groups) {
-      stage[(g * octs + o) * 2u] = bitcast<vec4<u32>>(acc[r].a);
-      stage[(g * octs + o) * 2u + 1u] = bitcast<vec4<u32>>(acc[r].b);
+      stage[(g * octs + o) * 2u] = bitcast<vec4<u32>>(mine.a);
+      stage[(g * octs + o) * 2u + 1u] = bitcast<vec4<u32>>(mine.b);
     }
     workgroupBarrier();
     let pair = row0 + r;
     if (pair < row_end) {
       var total = 0.0;
-      for (var i = 0u; i < THREADS; i++) { total += partial[i]; }
+      for (var i = 0u; i < 8u; i++) { total += maxima[8u * r + i]; }
       let place = vec2<u32>(s.batch, pair / p.group);
       let head = kv_head * p.group + pair % p.group;
       let out_row = address(p.out, place, head) + split * p.out_split;
@@ -427,7 +442,7 @@ fn decode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_ind
       }
       if (thread == 0u) {
         var bits = 0xff800000u;
-        if (total > 0.0) { bits = bitcast<u32>(m[r] + log(total)); }
+        if (total > 0.0) { bits = bitcast<u32>(row_max[r] + log(total)); }
         lse[(address(p.lse, place, head) + split * p.lse_split) >> 2u] = bits;
       }
     }

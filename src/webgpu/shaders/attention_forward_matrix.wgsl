@@ -1,7 +1,7 @@
 // Exact attention, forward, f16 tensors on subgroup matrices with f32 sums (chromium_experimental_subgroup_matrix).
 //
 // A subgroup owns MATRIX query rows: its query stays in DIM_TILES left matrices, its out in VALUE_TILES result
-// matrices. Scores pass through workgroup memory, because a matrix shows no single element. Rescaling out by rows
+// matrices, at most 8 each. Scores pass through workgroup memory, because a matrix shows no single element. Rescaling out by rows
 // does too, so it is put off: the reference of a row moves only when a maximum beats it by SLACK, and until then
 // probabilities may reach exp(SLACK) = 148, far inside f16.
 //
@@ -24,7 +24,6 @@ const SLACK = 5.0;
 alias Left = subgroup_matrix_left<f16, MATRIX, MATRIX>;
 alias Right = subgroup_matrix_right<f16, MATRIX, MATRIX>;
 alias Sums = subgroup_matrix_result<f32, MATRIX, MATRIX>;
-
 // ---- shared: formats
 // How rows lie in memory. RUNTIME: the parameters say it (fewer pipelines, slower loads).
 const F32_VEC = 0u;
@@ -41,7 +40,6 @@ override KEY_FORMAT: u32 = 15u;
 override VALUE_FORMAT: u32 = 15u;
 override OUT_FORMAT: u32 = 15u;
 // ---- end shared
-
 // ---- shared: params
 // Rows of a tensor, in bytes from the start of the binding. For a cache, `batch` is the stride of a page.
 struct Rows { base: u32, batch: u32, head: u32, row: u32 }
@@ -65,7 +63,6 @@ struct Params {
 }
 const NONE = 0xffffffffu;
 // ---- end shared
-
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read> query: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read> key: array<vec4<u32>>;
@@ -80,11 +77,11 @@ var<workgroup> probabilities: array<f16, TILE_ROWS * P_STRIDE>;
 var<workgroup> decays: array<f32, TILE_ROWS>;
 var<workgroup> rescale: array<atomic<u32>, 2>;
 var<workgroup> rescale_now: u32;
-
 // ---- shared: sequence
 // One sequence of the batch and its mask: row i sees keys [begin, end) of span(i), nothing else.
-struct Sequence { batch: u32, q_row0: u32, k_row0: u32, seqlen_q: i32, key_begin: i32, key_limit: i32, diagonal: i32 }
-
+struct Sequence {
+  batch: u32, q_row0: u32, k_row0: u32, seqlen_q: i32, key_begin: i32, key_limit: i32, diagonal: i32
+}
 fn sequence_of(batch: u32) -> Sequence {
   var s = Sequence(batch, 0u, 0u, i32(p.seqlen_q), 0, i32(p.seqlen_k), p.diagonal);
   if (p.cu_seqlens_q != NONE) {
@@ -98,7 +95,6 @@ fn sequence_of(batch: u32) -> Sequence {
   if (p.diagonal_kind == 0u) { s.diagonal = s.key_limit - s.seqlen_q; }
   return s;
 }
-
 fn span_of(s: Sequence, row: i32) -> vec2<i32> {
   let position = row + s.diagonal;
   var begin = max(position - p.window_left, s.key_begin);
@@ -112,11 +108,9 @@ fn span_of(s: Sequence, row: i32) -> vec2<i32> {
   return vec2<i32>(begin, end);
 }
 // ---- end shared
-
 // ---- shared: tile of rows
 // The sequence of row tile `tile`. Packed batches list their tiles one sequence after the other.
 struct RowTile { batch: u32, row0: i32 }
-
 fn row_tile_of(tile: u32, batch: u32, tile_rows: u32) -> RowTile {
   if (p.cu_seqlens_q == NONE) { return RowTile(batch, i32(tile * tile_rows)); }
   var left = tile;
@@ -129,7 +123,6 @@ fn row_tile_of(tile: u32, batch: u32, tile_rows: u32) -> RowTile {
   return RowTile(NONE, 0);
 }
 // ---- end shared
-
 // ---- shared: score
 // tanh with a small relative error everywhere: WGSL's own may be off by 1e-5, which softcap multiplies.
 fn tanh_exact(x: f32) -> f32 {
@@ -158,7 +151,6 @@ fn logit(s: Sequence, head: u32, row: i32, key: i32, qk: f32) -> f32 {
   return x;
 }
 // ---- end shared
-
 // ---- shared: store
 // f32 -> f16 and bf16 bits, to nearest even, the same on every device.
 fn f16_bits(x: f32) -> u32 {
@@ -182,7 +174,6 @@ fn narrow_bits(x: f32, format: u32) -> u32 {
   if (format == F16_VEC) { return f16_bits(x); }
   return bf16_bits(x);
 }
-
 // One 16-bit value; its neighbour in the word may be another thread's.
 fn store_half(at: u32, bits: u32) {
   let shift = 16u * (at & 1u);
@@ -190,11 +181,9 @@ fn store_half(at: u32, bits: u32) {
   atomicOr(&out[at >> 1u], bits << shift);
 }
 // ---- end shared
-
 fn address(rows: Rows, batch: u32, head: u32, row: u32) -> u32 {
   return rows.base + batch * rows.batch + head * rows.head + row * rows.row;
 }
-
 // 8 values into `staged`; those beyond `count` become 0, so that padding never meets memory of others.
 fn put_oct(at: u32, words: vec4<u32>, count: u32) {
   let lanes = array<vec2<f16>, 4>(bitcast<vec2<f16>>(words.x), bitcast<vec2<f16>>(words.y), bitcast<vec2<f16>>(words.z),
@@ -204,11 +193,9 @@ fn put_oct(at: u32, words: vec4<u32>, count: u32) {
     staged[at + 2u * i + 1u] = select(0.0h, lanes[i].y, 2u * i + 1u < count);
   }
 }
-
 fn remaining(dim: u32, d: u32) -> u32 { return select(0u, dim - d, d < dim); }
 
 struct Block { s: Sequence, head: u32, row0: i32, kv_head: u32 }
-
 fn stage_query(b: Block, thread: u32) {
   for (var e = thread; e < TILE_ROWS * (DIM / 8u); e += THREADS) {
     let r = e / (DIM / 8u);
@@ -220,7 +207,6 @@ fn stage_query(b: Block, thread: u32) {
     put_oct(r * WIDE + d, words, remaining(p.head_dim, d));
   }
 }
-
 fn stage_key(b: Block, k0: i32, key_end: i32, thread: u32) {
   for (var e = thread; e < TILE_KEYS * (DIM / 8u); e += THREADS) {
     let r = e / (DIM / 8u);
@@ -232,7 +218,6 @@ fn stage_key(b: Block, k0: i32, key_end: i32, thread: u32) {
     put_oct(r * WIDE + d, words, remaining(p.head_dim, d));
   }
 }
-
 fn stage_value(b: Block, k0: i32, key_end: i32, thread: u32) {
   for (var e = thread; e < TILE_KEYS * (DIM_V / 8u); e += THREADS) {
     let r = e / (DIM_V / 8u);
@@ -244,6 +229,49 @@ fn stage_value(b: Block, k0: i32, key_end: i32, thread: u32) {
     put_oct(r * WIDE + d, words, remaining(p.head_dim_v, d));
   }
 }
+// One matrix of out, `tile` columns to the right, from `scores` to memory: this lane's share of its row.
+fn write_columns(tile: u32, own: u32, part: u32, scale: f32, out_at: u32) {
+  for (var i = 2u * part; i < MATRIX; i += 2u * ROW_LANES) {
+    let d = tile * MATRIX + i;
+    let pair = vec2<u32>(f16_bits(scale * scores[own * SCORE_STRIDE + i]),
+                         f16_bits(scale * scores[own * SCORE_STRIDE + i + 1u]));
+    if (d + 1u < p.head_dim_v && (out_at & 1u) == 0u) {
+      atomicStore(&out[(out_at + d) >> 1u], pair.x | (pair.y << 16u));
+    } else {
+      if (d < p.head_dim_v) { store_half(out_at + d, pair.x); }
+      if (d + 1u < p.head_dim_v) { store_half(out_at + d + 1u, pair.y); }
+    }
+  }
+}
+// The score transform and mask of this lane's keys of its row, in place.
+fn mask_scores(b: Block, row: i32, k0: i32, key_end: i32, own: u32, part: u32) {
+  let span = span_of(b.s, row);
+  for (var at = 2u * part; at < TILE_KEYS; at += 2u * ROW_LANES) {
+    for (var i = 0u; i < 2u; i++) {
+      let position = k0 + i32(at + i);
+      var score = NO_SCORE;
+      if (position >= span.x && position < min(span.y, key_end)) {
+        score = logit(b.s, b.head, row, position, scores[own * SCORE_STRIDE + at + i]);
+      }
+      scores[own * SCORE_STRIDE + at + i] = score;
+    }
+  }
+}
+// The part of `out` in `scores` times the decay of its rows.
+fn rescale_scores(own: u32, part: u32) {
+  workgroupBarrier();
+  for (var i = part; i < MATRIX; i += ROW_LANES) { scores[own * SCORE_STRIDE + i] *= decays[own]; }
+  workgroupBarrier();
+}
+fn load_query(own0: u32, tile: u32) -> Left {
+  return subgroupMatrixLoad<Left>(&staged, own0 * WIDE + tile * MATRIX, false, WIDE);
+}
+fn load_key(j: u32, tile: u32) -> Right {
+  return subgroupMatrixLoad<Right>(&staged, j * MATRIX * WIDE + tile * MATRIX, true, WIDE);
+}
+fn load_value(j: u32, tile: u32) -> Right {
+  return subgroupMatrixLoad<Right>(&staged, j * MATRIX * WIDE + tile * MATRIX, false, WIDE);
+}
 
 @compute @workgroup_size(THREADS)
 fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32,
@@ -253,7 +281,7 @@ fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_in
   let b = Block(sequence_of(tile.batch), group.y, tile.row0, group.y / p.group);
   if (b.row0 >= b.s.seqlen_q) { return; }
   let own0 = thread / SUBGROUP * MATRIX;      // the subgroup's first row in the tile
-  let own = own0 + lane / ROW_LANES;          // this lane's row, of which it holds every ROW_LANES-th key
+  let own = own0 + lane / ROW_LANES;          // this lane's row, of which it holds every ROW_LANES-th pair of keys
   let part = lane % ROW_LANES;
 
   let last_row = min(b.row0 + i32(TILE_ROWS), b.s.seqlen_q) - 1;
@@ -262,14 +290,33 @@ fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_in
   let last_span = span_of(b.s, last_row);
   let hull = vec2<i32>(first_span.x, last_span.y);
   let inside = vec2<i32>(last_span.x, first_span.y);
-  let span = span_of(b.s, row);
   let plain = p.softcap == 0.0 && p.bias == NONE && p.alibi == NONE;
-
+  // Matrices have names, not indices: an index left to run time would move them out of registers.
   stage_query(b, thread);
   workgroupBarrier();
-  var q = array<Left, DIM_TILES>();
-  for (var t = 0u; t < DIM_TILES; t++) { q[t] = subgroupMatrixLoad<Left>(&staged, own0 * WIDE + t * MATRIX, false, WIDE); }
-  var acc = array<Sums, VALUE_TILES>();
+  var q0 = load_query(own0, 0u);
+  var q1 = Left();
+  if (DIM_TILES > 1u) { q1 = load_query(own0, 1u); }
+  var q2 = Left();
+  if (DIM_TILES > 2u) { q2 = load_query(own0, 2u); }
+  var q3 = Left();
+  if (DIM_TILES > 3u) { q3 = load_query(own0, 3u); }
+  var q4 = Left();
+  if (DIM_TILES > 4u) { q4 = load_query(own0, 4u); }
+  var q5 = Left();
+  if (DIM_TILES > 5u) { q5 = load_query(own0, 5u); }
+  var q6 = Left();
+  if (DIM_TILES > 6u) { q6 = load_query(own0, 6u); }
+  var q7 = Left();
+  if (DIM_TILES > 7u) { q7 = load_query(own0, 7u); }
+  var acc0 = Sums();
+  var acc1 = Sums();
+  var acc2 = Sums();
+  var acc3 = Sums();
+  var acc4 = Sums();
+  var acc5 = Sums();
+  var acc6 = Sums();
+  var acc7 = Sums();
   var m = NO_SCORE;  // the reference of the row: its maximum, or up to SLACK below
   var l = 0.0;       // of this lane's own keys
   var parity = 0u;
@@ -282,69 +329,106 @@ fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_in
     workgroupBarrier();
     for (var j = 0u; j < KEY_TILES; j++) {
       var sums = Sums();
-      for (var t = 0u; t < DIM_TILES; t++) {
-        let k = subgroupMatrixLoad<Right>(&staged, j * MATRIX * WIDE + t * MATRIX, true, WIDE);
-        sums = subgroupMatrixMultiplyAccumulate(q[t], k, sums);
-      }
+      sums = subgroupMatrixMultiplyAccumulate(q0, load_key(j, 0u), sums);
+      if (DIM_TILES > 1u) { sums = subgroupMatrixMultiplyAccumulate(q1, load_key(j, 1u), sums); }
+      if (DIM_TILES > 2u) { sums = subgroupMatrixMultiplyAccumulate(q2, load_key(j, 2u), sums); }
+      if (DIM_TILES > 3u) { sums = subgroupMatrixMultiplyAccumulate(q3, load_key(j, 3u), sums); }
+      if (DIM_TILES > 4u) { sums = subgroupMatrixMultiplyAccumulate(q4, load_key(j, 4u), sums); }
+      if (DIM_TILES > 5u) { sums = subgroupMatrixMultiplyAccumulate(q5, load_key(j, 5u), sums); }
+      if (DIM_TILES > 6u) { sums = subgroupMatrixMultiplyAccumulate(q6, load_key(j, 6u), sums); }
+      if (DIM_TILES > 7u) { sums = subgroupMatrixMultiplyAccumulate(q7, load_key(j, 7u), sums); }
       subgroupMatrixStore(&scores, own0 * SCORE_STRIDE + j * MATRIX, sums, false, SCORE_STRIDE);
     }
     workgroupBarrier();
-
     // score transform, mask and online softmax: this lane's keys of its row
     let edge = !plain || k0 < inside.x || k0 + i32(TILE_KEYS) > min(inside.y, hull.y);
-    var x = array<f32, TILE_KEYS / ROW_LANES>();
+    if (edge) { mask_scores(b, row, k0, hull.y, own, part); }
+    let unit = select(p.softmax_scale, 1.0, edge);
     var row_max = NO_SCORE;
-    for (var i = 0u; i < TILE_KEYS / ROW_LANES; i++) {
-      let at = i * ROW_LANES + part;
-      var score = scores[own * SCORE_STRIDE + at];
-      if (edge) {
-        let position = k0 + i32(at);
-        if (position >= span.x && position < min(span.y, hull.y)) { score = logit(b.s, b.head, row, position, score); }
-        else { score = NO_SCORE; }
-      } else {
-        score *= p.softmax_scale;
-      }
-      x[i] = score;
-      row_max = max(row_max, score);
+    for (var at = 2u * part; at < TILE_KEYS; at += 2u * ROW_LANES) {
+      row_max = max(row_max, unit * scores[own * SCORE_STRIDE + at]);
+      row_max = max(row_max, unit * scores[own * SCORE_STRIDE + at + 1u]);
     }
     for (var step = 1u; step < ROW_LANES; step *= 2u) { row_max = max(row_max, subgroupShuffleXor(row_max, step)); }
     let moves = row_max > m + SLACK;
     let m_new = select(m, row_max, moves);
-    let decay = select(exp(m - m_new), 0.0, m <= NO_SCORE);
+    let decay = select(1.0, exp(m - m_new), moves && m > NO_SCORE);
     if (moves && m > NO_SCORE) { atomicStore(&rescale[parity], 1u); }
-    decays[own] = select(1.0, decay, moves);
-    l *= select(1.0, decay, moves);
+    decays[own] = decay;
+    l *= decay;
     m = m_new;
-    for (var i = 0u; i < TILE_KEYS / ROW_LANES; i++) {
-      let e = select(exp(x[i] - m), 0.0, x[i] <= NO_SCORE);
-      l += e;
-      probabilities[own * P_STRIDE + i * ROW_LANES + part] = f16(e);
+    for (var at = 2u * part; at < TILE_KEYS; at += 2u * ROW_LANES) {
+      let x = vec2<f32>(unit * scores[own * SCORE_STRIDE + at], unit * scores[own * SCORE_STRIDE + at + 1u]);
+      let e = select(exp(x - m), vec2<f32>(), x <= vec2<f32>(NO_SCORE));
+      l += e.x + e.y;
+      probabilities[own * P_STRIDE + at] = f16(e.x);
+      probabilities[own * P_STRIDE + at + 1u] = f16(e.y);
     }
-
     // out += p . value
     stage_value(b, k0, hull.y, thread);
     workgroupBarrier();
     if (thread == 0u) { rescale_now = atomicLoad(&rescale[parity]); }
     parity = 1u - parity;
     if (workgroupUniformLoad(&rescale_now) != 0u) {
-      for (var t = 0u; t < VALUE_TILES; t++) {
-        subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc[t], false, SCORE_STRIDE);
+      subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc0, false, SCORE_STRIDE);
+      rescale_scores(own, part);
+      acc0 = subgroupMatrixLoad<Sums>(&scores, own0 * SCORE_STRIDE, false, SCORE_STRIDE);
+      workgroupBarrier();
+      if (VALUE_TILES > 1u) {
+        subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc1, false, SCORE_STRIDE);
+        rescale_scores(own, part);
+        acc1 = subgroupMatrixLoad<Sums>(&scores, own0 * SCORE_STRIDE, false, SCORE_STRIDE);
         workgroupBarrier();
-        for (var i = part; i < MATRIX; i += ROW_LANES) { scores[own * SCORE_STRIDE + i] *= decays[own]; }
+      }
+      if (VALUE_TILES > 2u) {
+        subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc2, false, SCORE_STRIDE);
+        rescale_scores(own, part);
+        acc2 = subgroupMatrixLoad<Sums>(&scores, own0 * SCORE_STRIDE, false, SCORE_STRIDE);
         workgroupBarrier();
-        acc[t] = subgroupMatrixLoad<Sums>(&scores, own0 * SCORE_STRIDE, false, SCORE_STRIDE);
+      }
+      if (VALUE_TILES > 3u) {
+        subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc3, false, SCORE_STRIDE);
+        rescale_scores(own, part);
+        acc3 = subgroupMatrixLoad<Sums>(&scores, own0 * SCORE_STRIDE, false, SCORE_STRIDE);
+        workgroupBarrier();
+      }
+      if (VALUE_TILES > 4u) {
+        subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc4, false, SCORE_STRIDE);
+        rescale_scores(own, part);
+        acc4 = subgroupMatrixLoad<Sums>(&scores, own0 * SCORE_STRIDE, false, SCORE_STRIDE);
+        workgroupBarrier();
+      }
+      if (VALUE_TILES > 5u) {
+        subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc5, false, SCORE_STRIDE);
+        rescale_scores(own, part);
+        acc5 = subgroupMatrixLoad<Sums>(&scores, own0 * SCORE_STRIDE, false, SCORE_STRIDE);
+        workgroupBarrier();
+      }
+      if (VALUE_TILES > 6u) {
+        subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc6, false, SCORE_STRIDE);
+        rescale_scores(own, part);
+        acc6 = subgroupMatrixLoad<Sums>(&scores, own0 * SCORE_STRIDE, false, SCORE_STRIDE);
+        workgroupBarrier();
+      }
+      if (VALUE_TILES > 7u) {
+        subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc7, false, SCORE_STRIDE);
+        rescale_scores(own, part);
+        acc7 = subgroupMatrixLoad<Sums>(&scores, own0 * SCORE_STRIDE, false, SCORE_STRIDE);
         workgroupBarrier();
       }
     }
     for (var j = 0u; j < KEY_TILES; j++) {
       let w = subgroupMatrixLoad<Left>(&probabilities, own0 * P_STRIDE + j * MATRIX, false, P_STRIDE);
-      for (var t = 0u; t < VALUE_TILES; t++) {
-        let v = subgroupMatrixLoad<Right>(&staged, j * MATRIX * WIDE + t * MATRIX, false, WIDE);
-        acc[t] = subgroupMatrixMultiplyAccumulate(w, v, acc[t]);
-      }
+      acc0 = subgroupMatrixMultiplyAccumulate(w, load_value(j, 0u), acc0);
+      if (VALUE_TILES > 1u) { acc1 = subgroupMatrixMultiplyAccumulate(w, load_value(j, 1u), acc1); }
+      if (VALUE_TILES > 2u) { acc2 = subgroupMatrixMultiplyAccumulate(w, load_value(j, 2u), acc2); }
+      if (VALUE_TILES > 3u) { acc3 = subgroupMatrixMultiplyAccumulate(w, load_value(j, 3u), acc3); }
+      if (VALUE_TILES > 4u) { acc4 = subgroupMatrixMultiplyAccumulate(w, load_value(j, 4u), acc4); }
+      if (VALUE_TILES > 5u) { acc5 = subgroupMatrixMultiplyAccumulate(w, load_value(j, 5u), acc5); }
+      if (VALUE_TILES > 6u) { acc6 = subgroupMatrixMultiplyAccumulate(w, load_value(j, 6u), acc6); }
+      if (VALUE_TILES > 7u) { acc7 = subgroupMatrixMultiplyAccumulate(w, load_value(j, 7u), acc7); }
     }
   }
-
   // the sums of all lanes of the row, and the sink as one more state
   for (var step = 1u; step < ROW_LANES; step *= 2u) { l += subgroupShuffleXor(l, step); }
   var scale = 1.0;
@@ -363,19 +447,50 @@ fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_in
     lse[address(p.lse, b.s.batch, b.head, b.s.q_row0 + u32(row)) >> 2u] = bits;
   }
   let out_at = address(p.out, b.s.batch, b.head, b.s.q_row0 + u32(row)) >> 1u;
-  for (var t = 0u; t < VALUE_TILES; t++) {
+  workgroupBarrier();
+  subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc0, false, SCORE_STRIDE);
+  workgroupBarrier();
+  if (seen) { write_columns(0u, own, part, scale, out_at); }
+  if (VALUE_TILES > 1u) {
     workgroupBarrier();
-    subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc[t], false, SCORE_STRIDE);
+    subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc1, false, SCORE_STRIDE);
     workgroupBarrier();
-    for (var i = 2u * part; seen && i < MATRIX; i += 2u * ROW_LANES) {
-      let d = t * MATRIX + i;
-      let pair = vec2<u32>(f16_bits(scale * scores[own * SCORE_STRIDE + i]), f16_bits(scale * scores[own * SCORE_STRIDE + i + 1u]));
-      if (d + 1u < p.head_dim_v && (out_at & 1u) == 0u) {
-        atomicStore(&out[(out_at + d) >> 1u], pair.x | (pair.y << 16u));
-      } else {
-        if (d < p.head_dim_v) { store_half(out_at + d, pair.x); }
-        if (d + 1u < p.head_dim_v) { store_half(out_at + d + 1u, pair.y); }
-      }
-    }
+    if (seen) { write_columns(1u, own, part, scale, out_at); }
+  }
+  if (VALUE_TILES > 2u) {
+    workgroupBarrier();
+    subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc2, false, SCORE_STRIDE);
+    workgroupBarrier();
+    if (seen) { write_columns(2u, own, part, scale, out_at); }
+  }
+  if (VALUE_TILES > 3u) {
+    workgroupBarrier();
+    subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc3, false, SCORE_STRIDE);
+    workgroupBarrier();
+    if (seen) { write_columns(3u, own, part, scale, out_at); }
+  }
+  if (VALUE_TILES > 4u) {
+    workgroupBarrier();
+    subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc4, false, SCORE_STRIDE);
+    workgroupBarrier();
+    if (seen) { write_columns(4u, own, part, scale, out_at); }
+  }
+  if (VALUE_TILES > 5u) {
+    workgroupBarrier();
+    subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc5, false, SCORE_STRIDE);
+    workgroupBarrier();
+    if (seen) { write_columns(5u, own, part, scale, out_at); }
+  }
+  if (VALUE_TILES > 6u) {
+    workgroupBarrier();
+    subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc6, false, SCORE_STRIDE);
+    workgroupBarrier();
+    if (seen) { write_columns(6u, own, part, scale, out_at); }
+  }
+  if (VALUE_TILES > 7u) {
+    workgroupBarrier();
+    subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc7, false, SCORE_STRIDE);
+    workgroupBarrier();
+    if (seen) { write_columns(7u, own, part, scale, out_at); }
   }
 }

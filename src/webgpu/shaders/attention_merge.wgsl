@@ -3,9 +3,12 @@
 // An empty state has lse = -inf and an out that is never read. The sink is one more state without an out. Where
 // values were stored rotated (tbq4), the joined row is rotated back here, once.
 //
-// One workgroup joins one row: 64 threads weigh the states, then each owns every 64th column.
+// One workgroup joins one row. Its threads weigh the states, then sum them 32 columns at a time: 8 threads share a
+// column, and four loads are in flight in each.
 
-const THREADS = 64u;
+const THREADS = 256u;
+const COLUMNS = 32u;
+const PARTS = 8u;
 const MAX_STATES = 256u;
 const MAX_WIDTH = 576u;  // the widest stored row
 
@@ -18,7 +21,6 @@ struct MergeParams {
   sinks: u32, grid_x: u32, spare0: u32, spare1: u32,
 }
 const NONE = 0xffffffffu;
-
 // ---- shared: formats
 // How rows lie in memory. RUNTIME: the parameters say it (fewer pipelines, slower loads).
 const F32_VEC = 0u;
@@ -35,7 +37,6 @@ override KEY_FORMAT: u32 = 15u;
 override VALUE_FORMAT: u32 = 15u;
 override OUT_FORMAT: u32 = 15u;
 // ---- end shared
-
 @group(0) @binding(0) var<uniform> p: MergeParams;
 @group(0) @binding(1) var<storage, read> a: array<u32>;
 @group(0) @binding(2) var<storage, read> lse_a: array<u32>;
@@ -48,7 +49,6 @@ override OUT_FORMAT: u32 = 15u;
 var<workgroup> weights: array<f32, MAX_STATES + 1u>;
 var<workgroup> row_values: array<f32, MAX_WIDTH>;
 var<workgroup> partial: array<f32, THREADS>;
-
 // ---- shared: store
 // f32 -> f16 and bf16 bits, to nearest even, the same on every device.
 fn f16_bits(x: f32) -> u32 {
@@ -72,7 +72,6 @@ fn narrow_bits(x: f32, format: u32) -> u32 {
   if (format == F16_VEC) { return f16_bits(x); }
   return bf16_bits(x);
 }
-
 // One 16-bit value; its neighbour in the word may be another thread's.
 fn store_half(at: u32, bits: u32) {
   let shift = 16u * (at & 1u);
@@ -80,7 +79,6 @@ fn store_half(at: u32, bits: u32) {
   atomicOr(&out[at >> 1u], bits << shift);
 }
 // ---- end shared
-
 // ---- shared: rotation
 const SIGNS_128 = vec4<u32>(0xb6032f3fu, 0x966eaf95u, 0xc07a3c61u, 0xe4f51876u);
 const SIGNS_64 = vec4<u32>(0x2d3c0039u, 0xe0c6bfbeu, 0u, 0u);
@@ -108,7 +106,6 @@ fn hadamard(thread: u32, threads: u32, width: u32, block: u32) {
   workgroupBarrier();
 }
 // ---- end shared
-
 const NO_SCORE = -3.0e38;
 
 fn element(from_b: bool, row: u32, d: u32) -> f32 {
@@ -127,12 +124,10 @@ fn element(from_b: bool, row: u32, d: u32) -> f32 {
 
 struct Place { batch: u32, head: u32, row: u32 }
 fn address(rows: Rows, at: Place) -> u32 { return rows.base + at.batch * rows.batch + at.head * rows.head + at.row * rows.row; }
-
 fn lse_bits(state: u32, at: Place) -> u32 {
   if (state < p.states_a) { return lse_a[(address(p.lse_a, at) + state * p.lse_split) >> 2u]; }
   return lse_b[address(p.lse_b, at) >> 2u];
 }
-
 // max or sum of `partial`, for every thread
 fn reduced(thread: u32, x: f32, is_sum: bool) -> f32 {
   workgroupBarrier();
@@ -181,16 +176,32 @@ fn merge(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
   if (has_sink) { sum += exp(sink - m); }
   let scale = select(0.0, 1.0 / sum, sum > 0.0);
 
-  for (var d = thread; d < p.width; d += THREADS) {
+  let row_a = address(p.a, at);
+  let part = thread / COLUMNS;
+  for (var d0 = 0u; d0 < p.width; d0 += COLUMNS) {
+    let d = min(d0 + thread % COLUMNS, p.width - 1u);
     var o = 0.0;
-    for (var i = 0u; i < states; i++) {
-      let w = weights[i];
-      if (w > 0.0) {
-        if (i < p.states_a) { o = fma(w, element(false, address(p.a, at) + i * p.a_split, d), o); }
-        else { o = fma(w, element(true, address(p.b, at), d), o); }
-      }
+    for (var i = part; i < p.states_a; i += 4u * PARTS) {
+      let j = min(vec4<u32>(i, i + PARTS, i + 2u * PARTS, i + 3u * PARTS), vec4<u32>(p.states_a - 1u));
+      let v = vec4<f32>(element(false, row_a + j.x * p.a_split, d), element(false, row_a + j.y * p.a_split, d),
+                        element(false, row_a + j.z * p.a_split, d), element(false, row_a + j.w * p.a_split, d));
+      let w = vec4<f32>(weights[j.x], select(0.0, weights[j.y], i + PARTS < p.states_a),
+                        select(0.0, weights[j.z], i + 2u * PARTS < p.states_a),
+                        select(0.0, weights[j.w], i + 3u * PARTS < p.states_a));
+      let terms = select(vec4<f32>(), w * v, w > vec4<f32>());  // an empty state's out may be anything
+      o += (terms.x + terms.y) + (terms.z + terms.w);
     }
-    row_values[d] = o * scale;
+    if (part == 0u && p.states_b > 0u && weights[p.states_a] > 0.0) {
+      o = fma(weights[p.states_a], element(true, address(p.b, at), d), o);
+    }
+    workgroupBarrier();
+    partial[thread] = o;
+    workgroupBarrier();
+    if (thread < COLUMNS && d0 + thread < p.width) {
+      var total = 0.0;
+      for (var i = 0u; i < PARTS; i++) { total += partial[i * COLUMNS + thread]; }
+      row_values[d0 + thread] = total * scale;
+    }
   }
   workgroupBarrier();
   if (p.block != 0u) {

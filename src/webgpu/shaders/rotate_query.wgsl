@@ -10,7 +10,6 @@ struct RotateParams {
   batch: u32, heads: u32, rows: u32, head_dim: u32,
   width: u32, block: u32, in_format: u32, grid_x: u32,
 }
-
 // ---- shared: formats
 // How rows lie in memory. RUNTIME: the parameters say it (fewer pipelines, slower loads).
 const F32_VEC = 0u;
@@ -27,13 +26,11 @@ override KEY_FORMAT: u32 = 15u;
 override VALUE_FORMAT: u32 = 15u;
 override OUT_FORMAT: u32 = 15u;
 // ---- end shared
-
 @group(0) @binding(0) var<uniform> p: RotateParams;
 @group(0) @binding(1) var<storage, read> query: array<u32>;
 @group(0) @binding(2) var<storage, read_write> rotated: array<f32>;
 
 var<workgroup> row_values: array<f32, MAX_WIDTH>;
-
 // ---- shared: rotation
 const SIGNS_128 = vec4<u32>(0xb6032f3fu, 0x966eaf95u, 0xc07a3c61u, 0xe4f51876u);
 const SIGNS_64 = vec4<u32>(0x2d3c0039u, 0xe0c6bfbeu, 0u, 0u);
@@ -61,7 +58,6 @@ fn hadamard(thread: u32, threads: u32, width: u32, block: u32) {
   workgroupBarrier();
 }
 // ---- end shared
-
 fn element(row: u32, d: u32) -> f32 {
   if (p.in_format == F32_VEC) { return bitcast<f32>(query[(row >> 2u) + d]); }
   let at = (row >> 1u) + d;
