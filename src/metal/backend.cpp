@@ -47,10 +47,31 @@ class MetalBackend final : public Backend {
   void merge(const MergeProblem& problem, const Execution&) override {
     device_->run(plan_merge(problem), nullptr);
   }
+  void append(const DeviceAppendArgs& args, const Execution&) override {
+    append_side(args, KvSide::key);
+    if (args.value) append_side(args, KvSide::value);
+  }
 
  private:
   static Plan plan_of(const Problem& problem) {
     return problem.phase == Phase::forward ? plan_forward(problem) : plan_backward(problem);
+  }
+
+  void append_side(const DeviceAppendArgs& args, KvSide side) {
+    const Tensor& rows = side == KvSide::key ? args.key : args.value;
+    AppendProblem problem;
+    problem.rows = {rows.data, rows.byte_offset, rows.stride[0], rows.stride[2], rows.stride[1]};
+    problem.dtype = rows.dtype;
+    problem.batch = rows.shape[0];
+    problem.seqlen_new = rows.shape[1];
+    problem.view = args.cache;
+    problem.side = side;
+    problem.positions = args.start;
+    problem.mode = args.encode_mode;
+    problem.saturated = args.saturated;
+    const Plan plan = plan_append(problem);
+    const OwnedScratch scratch(*device_, plan.scratch_bytes);
+    device_->run(plan, scratch.address());
   }
 
   // Returns how many values nan_guard replaced.

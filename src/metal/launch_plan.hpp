@@ -62,8 +62,8 @@ Plan plan_forward(const Problem& problem);
 Plan plan_backward(const Problem& problem);
 Plan plan_merge(const MergeProblem& problem);
 
-// New rows `[batch, seqlen_new, kv_heads, dim]`, dense, go to the positions positions[b], positions[b] + 1,
-// ... of one side of a cache. Scales beyond f16 are counted at the plan's nonfinite_offset.
+// New rows `[batch, seqlen_new, kv_heads, dim]` go to the positions positions[b], positions[b] + 1, ... of
+// one side of a cache.
 struct AppendProblem {
   Rows rows;
   DType dtype = DType::f32;
@@ -72,6 +72,7 @@ struct AppendProblem {
   KvSide side = KvSide::key;
   Tensor positions;  // int32 `[batch]`
   EncodeMode mode = EncodeMode::quality;
+  Tensor saturated;  // int32 `[1]`: scales beyond f16 are added to it; may be absent
 };
 Plan plan_append(const AppendProblem& problem);
 

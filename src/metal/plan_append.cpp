@@ -7,8 +7,6 @@ namespace attnspan::metal {
 
 Plan plan_append(const AppendProblem& p) {
   Plan plan;
-  const Scratch scratch(plan);
-  plan.nonfinite_offset = 0;  // here: the scales that saturated
   if (p.batch == 0 || p.seqlen_new == 0) return plan;
   const KvView& view = *p.view;
   const KvRows& rows = rows_of(view, p.side);
@@ -20,10 +18,19 @@ Plan plan_append(const AppendProblem& p) {
     params.block_table_batch = view.block_table.stride[0];
     params.block_table_page = view.block_table.stride[1];
   }
+  params.positions_stride = p.positions.stride[0];
+  if (view.first_position) params.first_stride = view.first_position.stride[0];
   params.batch = static_cast<int32_t>(p.batch);
   params.kv_heads = static_cast<int32_t>(view.kv_heads);
   params.seqlen_new = static_cast<int32_t>(p.seqlen_new);
   params.page_size = static_cast<int32_t>(view.page_size);
+
+  // A caller that does not count the scales beyond f16 has them counted where nobody looks.
+  TensorSlot saturated = {p.saturated.data, p.saturated.byte_offset};
+  if (!p.saturated) {
+    Scratch scratch(plan);
+    saturated = {nullptr, 0, true};
+  }
 
   Launch launch;
   launch.kernel = "cache_append";
@@ -42,7 +49,7 @@ Plan plan_append(const AppendProblem& p) {
                     {view.first_position.data, view.first_position.byte_offset},
                     {rows.codes, rows.codes_byte_offset},
                     {rows.scales, rows.scales_byte_offset},
-                    {nullptr, 0, true}};
+                    saturated};
   launch.params = bytes_of(params);
   launch.groups = {tiles(p.seqlen_new, ATTNSPAN_SIMDGROUPS), static_cast<uint32_t>(view.kv_heads),
                    static_cast<uint32_t>(p.batch)};

@@ -1,5 +1,5 @@
 // What the grid does not reach: key splits, probs, nan_guard, merges, recycled pages, shared key and value
-// rows, append, and that a sequence's answer is its own.
+// rows, and that a sequence's answer is its own.
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,6 @@
 #include "check/run_case.hpp"
 #include "core/dtype.hpp"
 #include "emulated_device.hpp"
-#include "kv/format.hpp"
 #include "metal/launch_plan.hpp"
 
 namespace attnspan::metal_emulation {
@@ -268,114 +267,6 @@ TEST(MetalCache, ValuesMayBeTheFirstOfTheKey) {
     expect_cache_agrees(query, view, {}, 1e-4);
   }
 }
-
-// Appended rows against the host's encoder: the same bytes but for at most 1 code in 1000.
-class AppendTest : public testing::TestWithParam<std::tuple<KvFormat, int64_t, EncodeMode>> {};
-
-TEST_P(AppendTest, WritesTheBytesOfTheFormat) {
-  const auto [format, dim, mode] = GetParam();
-  const KvFormatOps& ops = ops_of(format);
-  const int64_t tokens = 21, kv_heads = 2, page_size = 16, pages = 4, start = 5;
-  Random random(5);
-  Buffer rows = Buffer::poisoned({1, tokens, kv_heads, dim}, DType::f32);
-  rows.fill_normal(random);
-  rows.set(dim, 1e9F);                                                    // one scale saturates
-  for (int64_t d = 0; d < dim; ++d) rows.set(2 * kv_heads * dim + d, 0);  // and one row is zero
-
-  const std::unique_ptr<metal::MetalDevice> device = make_emulated_device(emu::Schedule::skewed);
-  const auto upload = [&](const void* from, size_t bytes) {
-    void* buffer = device->allocate(bytes);
-    device->upload(buffer, from, bytes);
-    return buffer;
-  };
-  const int64_t row_bytes = ops.row_code_bytes(dim), row_scales = ops.row_scales(dim);
-  const size_t code_bytes = static_cast<size_t>(pages * kv_heads * page_size * row_bytes);
-  const size_t scale_bytes = static_cast<size_t>(pages * kv_heads * page_size * row_scales * 2);
-  std::vector<uint8_t> codes(code_bytes, 0xee);
-  std::vector<uint16_t> scales(scale_bytes / 2, 0xeeee);
-  const int32_t table[] = {2, 0, 3, 1}, positions[] = {static_cast<int32_t>(start)};
-  KvView view;
-  view.kv_heads = kv_heads;
-  view.page_size = page_size;
-  view.key = {format,
-              dim,
-              upload(codes.data(), code_bytes),
-              0,
-              kv_heads * page_size * row_bytes,
-              page_size * row_bytes,
-              row_bytes,
-              nullptr,
-              0,
-              0,
-              0,
-              0};
-  if (row_scales > 0) {
-    view.key.scales = upload(scales.data(), scale_bytes);
-    view.key.scale_token_stride = row_scales;
-    view.key.scale_head_stride = page_size * row_scales;
-    view.key.scale_page_stride = kv_heads * page_size * row_scales;
-  }
-  view.block_table = contiguous(upload(table, sizeof table), DType::i32, {1, 4}, Device::metal);
-  metal::AppendProblem problem;
-  problem.rows = {upload(rows.tensor().data, static_cast<size_t>(tokens * kv_heads * dim * 4)), 0,
-                  tokens * kv_heads * dim, dim, kv_heads * dim};
-  problem.batch = 1;
-  problem.seqlen_new = tokens;
-  problem.view = &view;
-  problem.mode = mode;
-  problem.positions = contiguous(upload(positions, sizeof positions), DType::i32, {1}, Device::metal);
-  const metal::Plan plan = metal::plan_append(problem);
-  uint32_t saturated = 0;
-  void* scratch = upload(std::vector<char>(plan.scratch_bytes).data(), plan.scratch_bytes);
-  device->run(plan, scratch);
-  device->download(&saturated, scratch, 4);
-  device->download(codes.data(), view.key.codes, code_bytes);
-  if (row_scales > 0) device->download(scales.data(), view.key.scales, scale_bytes);
-
-  int64_t expected_saturated = 0, different = 0, written = 0;
-  std::vector<uint8_t> touched(code_bytes, 0);
-  for (int64_t t = 0; t < tokens; ++t) {
-    for (int64_t h = 0; h < kv_heads; ++h) {
-      std::vector<float> row(static_cast<size_t>(dim));
-      for (int64_t d = 0; d < dim; ++d) row[d] = rows.get((t * kv_heads + h) * dim + d);
-      std::vector<uint8_t> expected(static_cast<size_t>(row_bytes));
-      std::vector<uint16_t> expected_scales(static_cast<size_t>(row_scales) + 1);
-      expected_saturated += ops.encode_row(row.data(), dim, mode, expected.data(), expected_scales.data());
-      const int64_t place =
-          (table[(start + t) / page_size] * kv_heads + h) * page_size + (start + t) % page_size;
-      for (int64_t i = 0; i < row_bytes; ++i) {
-        different += codes[place * row_bytes + i] != expected[i] ? 1 : 0;
-        touched[place * row_bytes + i] = 1;
-      }
-      for (int64_t i = 0; i < row_scales; ++i) {
-        EXPECT_NEAR(f32_from_f16(scales[place * row_scales + i]), f32_from_f16(expected_scales[i]),
-                    1e-3F * f32_from_f16(expected_scales[i]));
-      }
-      written += row_bytes;
-    }
-  }
-  EXPECT_LE(different * 1000, written);
-  EXPECT_EQ(saturated, expected_saturated);
-  for (size_t i = 0; i < code_bytes; ++i) {
-    if (touched[i] != 0) continue;
-    ASSERT_EQ(codes[i], 0xee) << "byte " << i << " belongs to another row";
-  }
-  for (void* buffer : {scratch, view.key.codes, view.key.scales, view.block_table.data, problem.rows.data,
-                       problem.positions.data}) {
-    if (buffer != nullptr) device->release(buffer);
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Metal, AppendTest,
-                         testing::Combine(testing::Values(KvFormat::f32, KvFormat::f16, KvFormat::bf16,
-                                                          KvFormat::q8, KvFormat::tbq4),
-                                          testing::Values(40, 64, 128, 192, 256),
-                                          testing::Values(EncodeMode::quality, EncodeMode::fast)),
-                         [](const auto& info) {
-                           return std::string(name_of(std::get<0>(info.param))) + "_" +
-                                  std::to_string(std::get<1>(info.param)) +
-                                  (std::get<2>(info.param) == EncodeMode::fast ? "_fast" : "");
-                         });
 
 }  // namespace
 }  // namespace attnspan::metal_emulation

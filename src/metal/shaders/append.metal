@@ -113,8 +113,8 @@ kernel void cache_append(constant AppendTensors& t [[buffer(0)]],
   const int kv_head = group.y;
   const int batch = group.z;
   if (row >= p.seqlen_new) return;
-  int token = t.positions[batch] + row;
-  if (HAS_FIRST_POSITION) token -= t.append_first[batch];
+  int token = t.positions[batch * p.positions_stride] + row;
+  if (HAS_FIRST_POSITION) token -= t.append_first[batch * p.first_stride];
   long page = batch;
   if (HAS_BLOCK_TABLE) {
     page = t.append_block_table[batch * p.block_table_batch + token / p.page_size * p.block_table_page];

@@ -49,7 +49,7 @@ struct MergeParams {
 struct AppendParams {
   RowStrides rows;  // of the tensor that is appended: (batch, KV head, row)
   KvStrides plane;
-  int64_t block_table_batch, block_table_page;
+  int64_t block_table_batch, block_table_page, positions_stride, first_stride;
   int32_t batch, kv_heads, seqlen_new, page_size;
 };
 
