@@ -76,7 +76,12 @@ class MetalBackend final : public Backend {
 
   // Returns how many values nan_guard replaced.
   int64_t run(const Plan& plan, const Execution& execution) {
-    const bool given = execution.workspace != nullptr && execution.workspace_bytes >= plan.scratch_bytes;
+    const bool given = execution.workspace != nullptr;
+    if (given && execution.workspace_bytes < plan.scratch_bytes) {
+      throw Error(ErrorCode::invalid_argument, "workspace_bytes",
+                  "found " + std::to_string(execution.workspace_bytes) + ", expected at least " +
+                      std::to_string(plan.scratch_bytes) + " (workspace_bytes() tells)");
+    }
     const OwnedScratch owned(*device_, given ? 0 : plan.scratch_bytes);
     void* scratch = given ? execution.workspace : owned.address();
     if (plan.nonfinite_offset >= 0) {

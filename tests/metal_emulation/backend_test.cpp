@@ -11,6 +11,7 @@
 #include "core/dtype.hpp"
 #include "emulated_device.hpp"
 #include "metal/launch_plan.hpp"
+#include "registry/registry.hpp"
 
 namespace attnspan::metal_emulation {
 namespace {
@@ -99,6 +100,50 @@ TEST(MetalDecode, AnswersDoNotDependOnBatchmates) {
   for (int64_t i = 0; i < first.out.numel(); ++i) {
     ASSERT_EQ(std::bit_cast<uint32_t>(together.out.get(i)), std::bit_cast<uint32_t>(alone.out.get(i))) << i;
   }
+}
+
+// A decode in two launches, on tensors of the device: only they come with the caller's workspace.
+TEST(MetalForward, TakesAWorkspaceThatIsLargeEnough) {
+  DeviceMemory& memory = *select_backend(Device::metal, "metal").memory();
+  Random random(9);
+  Buffer query = Buffer::poisoned({1, 1, 2, 64}, DType::f32),
+         key = Buffer::poisoned({1, 600, 2, 64}, DType::f32),
+         out = Buffer::poisoned({1, 1, 2, 64}, DType::f32),
+         expected = Buffer::poisoned({1, 1, 2, 64}, DType::f32);
+  query.fill_normal(random);
+  key.fill_normal(random);
+  ForwardArgs args;
+  args.query = query.tensor();
+  args.key = args.value = key.tensor();
+  args.out = expected.tensor();
+  forward(args, kReference);
+  args.out = out.tensor();
+  std::vector<void*> buffers;
+  for (Tensor* t : {&args.query, &args.key, &args.value, &args.out}) {
+    const size_t bytes = static_cast<size_t>(t->numel() * 4);
+    buffers.push_back(memory.allocate(bytes));
+    memory.upload(buffers.back(), t->data, bytes);
+    t->data = buffers.back();
+    t->device = Device::metal;
+  }
+  Execution execution = kMetal;
+  const size_t bytes = workspace_bytes(args, execution);
+  ASSERT_GT(bytes, 2U * 3U * 64U * 4U);  // two heads, three splits
+  buffers.push_back(execution.workspace = memory.allocate(bytes));
+  execution.workspace_bytes = bytes - 1;
+  try {
+    forward(args, execution);
+    ADD_FAILURE() << "a workspace that is one byte short was taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.argument(), "workspace_bytes");
+    EXPECT_NE(std::string(error.what()).find(std::to_string(bytes - 1)), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find(std::to_string(bytes) + " "), std::string::npos) << error.what();
+  }
+  execution.workspace_bytes = bytes;
+  forward(args, execution);
+  memory.download(out.tensor().data, args.out.data, 512);
+  for (int64_t i = 0; i < 128; ++i) ASSERT_NEAR(out.get(i), expected.get(i), 1e-5) << i;
+  for (void* buffer : buffers) memory.release(buffer);
 }
 
 TEST(MetalForward, ReturnsProbs) {
