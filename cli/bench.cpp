@@ -8,8 +8,8 @@
 #include "bench_report.hpp"
 #include "bench_sweep.hpp"
 #include "commands.hpp"
+#include "core/parallel.hpp"
 #include "core/validation.hpp"
-#include "cpu/parallel.hpp"
 #include "io/file.hpp"
 #include "print.hpp"
 #include "registry/registry.hpp"
@@ -61,7 +61,7 @@ Sweep sweep_of(const BenchArguments& a) {
   sweep.groups = integers<int64_t>("--groups", a.groups, 256);
   sweep.formats = split(a.formats);
   sweep.threads = integers<int>("--threads", a.threads, 4096);
-  sweep.all_threads = cpu::thread_count(0);
+  sweep.all_threads = thread_count(0);
   return sweep;
 }
 

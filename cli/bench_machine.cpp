@@ -12,7 +12,7 @@
 
 #include "bench_commit.hpp"
 #include "bench_kernels.hpp"
-#include "cpu/parallel.hpp"
+#include "core/parallel.hpp"
 
 namespace attnspan::cli {
 namespace {
@@ -122,7 +122,7 @@ nlohmann::json Machine::to_json() const {
   char date[32];
   std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&time));
   nlohmann::json json = {
-      {"cpu", cpu_name()}, {"cores", cpu::thread_count(0)}, {"date", date}, {"commit", commit_name()}};
+      {"cpu", cpu_name()}, {"cores", thread_count(0)}, {"date", date}, {"commit", commit_name()}};
   for (const auto& [threads, c] : ceilings_) {
     nlohmann::json row = {
         {"threads", threads}, {"fma_gflops", c.fma_gflops}, {"read_gb_per_s", c.read_gb_per_s}};

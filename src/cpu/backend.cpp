@@ -1,10 +1,10 @@
 #include "cpu/backend.hpp"
 
+#include "core/parallel.hpp"
 #include "cpu/backward.hpp"
 #include "cpu/decode.hpp"
 #include "cpu/forward.hpp"
 #include "cpu/merge.hpp"
-#include "cpu/parallel.hpp"
 
 namespace attnspan::cpu {
 namespace {

@@ -23,8 +23,8 @@ HWY_AFTER_NAMESPACE();
 
 #include <cmath>
 
+#include "core/parallel.hpp"
 #include "cpu/backward.hpp"
-#include "cpu/parallel.hpp"
 #include "cpu/plan.hpp"
 
 namespace attnspan::cpu {

@@ -40,8 +40,8 @@ HWY_AFTER_NAMESPACE();
 
 #include <atomic>
 
+#include "core/parallel.hpp"
 #include "cpu/decode.hpp"
-#include "cpu/parallel.hpp"
 
 namespace attnspan::cpu {
 

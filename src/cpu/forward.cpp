@@ -24,8 +24,8 @@ HWY_AFTER_NAMESPACE();
 
 #include <atomic>
 
+#include "core/parallel.hpp"
 #include "cpu/forward.hpp"
-#include "cpu/parallel.hpp"
 #include "cpu/plan.hpp"
 
 namespace attnspan::cpu {

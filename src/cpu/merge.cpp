@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/merge_problem.hpp"
-#include "cpu/parallel.hpp"
+#include "core/parallel.hpp"
 
 namespace attnspan::cpu {
 namespace {

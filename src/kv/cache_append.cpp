@@ -6,8 +6,8 @@
 #include <atomic>
 
 #include "core/dtype.hpp"
+#include "core/parallel.hpp"
 #include "core/validation.hpp"
-#include "cpu/parallel.hpp"
 #include "kv/cache_state.hpp"
 
 namespace attnspan {
@@ -123,7 +123,7 @@ int64_t KvCache::State::append(const std::vector<AppendTarget>& targets, int64_t
   const int64_t values = config.kv_heads * (config.head_dim + (config.value_is_key ? 0 : config.head_dim_v));
   const int64_t step = std::max<int64_t>(1, kValuesPerItem / values);
   std::atomic<int64_t> saturated_now{0};
-  cpu::parallel_for_each(config.threads, (total + step - 1) / step, [&](int64_t item) {
+  parallel_for_each(config.threads, (total + step - 1) / step, [&](int64_t item) {
     int64_t count = 0;
     for (int64_t i = item * step; i < std::min(total, (item + 1) * step); ++i) {
       count += encode_token(targets[static_cast<size_t>(i / tokens)], i % tokens);

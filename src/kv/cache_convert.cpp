@@ -6,8 +6,8 @@
 #include <cstring>
 #include <utility>
 
+#include "core/parallel.hpp"
 #include "core/validation.hpp"
-#include "cpu/parallel.hpp"
 #include "kv/cache_state.hpp"
 
 namespace attnspan {
@@ -61,7 +61,7 @@ PagedStore convert_store(const PagedStore& from, const PoolShape& shape, int64_t
   }
   to.adopt(std::move(sequences));
   std::atomic<int64_t> count{0};
-  cpu::parallel_for_each(threads, static_cast<int64_t>(targets.size()), [&](int64_t i) {
+  parallel_for_each(threads, static_cast<int64_t>(targets.size()), [&](int64_t i) {
     for (const KvSide side : {KvSide::key, KvSide::value}) {
       count += convert_page(from.pool(), order.pages[i], pool, targets[i], order.filled[i], side, mode);
     }

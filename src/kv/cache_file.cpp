@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "attnspan/error.hpp"
-#include "cpu/parallel.hpp"
+#include "core/parallel.hpp"
 #include "kv/cache_state.hpp"
 #include "kv/checksum.hpp"
 
@@ -189,7 +189,7 @@ void verify_pool(const SavedPool& pool, std::span<const std::byte> bytes, const 
                  const std::string& name, int threads) {
   const auto pages = static_cast<int64_t>(pool.checksums.size());
   std::atomic<int64_t> damaged{pages};
-  cpu::parallel_for_each(threads, pages, [&](int64_t page) {
+  parallel_for_each(threads, pages, [&](int64_t page) {
     if (page_checksum(pool, bytes, page) == pool.checksums[page]) return;
     int64_t lowest = damaged;
     while (page < lowest && !damaged.compare_exchange_weak(lowest, page)) {

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "cpu/parallel.hpp"
+#include "core/parallel.hpp"
 #include "io/file.hpp"
 #include "io/mapped_file.hpp"
 #include "kv/cache_file.hpp"
@@ -29,7 +29,7 @@ void copy_plane(const PagePool& pool, int plane, int32_t page, int64_t filled, s
 
 std::vector<uint64_t> checksums(const PagePool& pool, const PageOrder& order, int threads) {
   std::vector<uint64_t> sums(order.pages.size());
-  cpu::parallel_for_each(threads, static_cast<int64_t>(sums.size()), [&](int64_t i) {
+  parallel_for_each(threads, static_cast<int64_t>(sums.size()), [&](int64_t i) {
     Checksum checksum;
     std::vector<std::byte> bytes;
     for (int plane = 0; plane < kPlanes; ++plane) {

@@ -6,10 +6,10 @@
 #include <numeric>
 
 #include "core/dtype.hpp"
+#include "core/parallel.hpp"
 #include "core/problem.hpp"
 #include "core/softmax_state.hpp"
 #include "core/validation.hpp"
-#include "cpu/parallel.hpp"
 #include "kv/format.hpp"
 
 namespace attnspan {
@@ -229,8 +229,8 @@ std::vector<FormatError> report_errors(const ErrorReportArgs& args,
                                           std::vector<HeadSums>(static_cast<size_t>(p.heads)));
   for (int64_t b = 0; b < p.batch; ++b) {
     // Each item owns the sums of its own query heads.
-    cpu::parallel_for_each(args.threads, p.kv_heads,
-                           [&](int64_t kv_head) { KvHeadReport(p, args, formats, b, kv_head).add_to(sums); });
+    parallel_for_each(args.threads, p.kv_heads,
+                      [&](int64_t kv_head) { KvHeadReport(p, args, formats, b, kv_head).add_to(sums); });
   }
   std::vector<FormatError> report;
   for (size_t f = 0; f < formats.size(); ++f) {

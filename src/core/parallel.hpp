@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <functional>
 
-namespace attnspan::cpu {
+namespace attnspan {
 
 // Calls run(0) .. run(count - 1), started in that order (put the longest first), on `threads` threads (0:
 // all).
@@ -13,4 +13,4 @@ void parallel_for_each(int threads, int64_t count, const std::function<void(int6
 // The number of threads that `threads` stands for.
 int thread_count(int threads);
 
-}  // namespace attnspan::cpu
+}  // namespace attnspan

@@ -1,4 +1,4 @@
-#include "cpu/parallel.hpp"
+#include "core/parallel.hpp"
 
 #include <tbb/global_control.h>
 #include <tbb/info.h>
@@ -13,7 +13,7 @@
 #include <sanitizer/tsan_interface.h>
 #endif
 
-namespace attnspan::cpu {
+namespace attnspan {
 namespace {
 
 // oneTBB orders a call before the work of its threads and that work before the call's return, but its library
@@ -54,4 +54,4 @@ void parallel_for_each(int threads, int64_t count, const std::function<void(int6
   enter(work_to_call);
 }
 
-}  // namespace attnspan::cpu
+}  // namespace attnspan
