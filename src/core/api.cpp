@@ -45,7 +45,7 @@ Support support_of(const Args& args, const std::string& name) {
   for (const RegisteredBackend& entry : backends()) {
     if (entry.name != name) continue;
     if (entry.backend == nullptr) return Support::no("not available: " + entry.reason);
-    return entry.backend->supports(problem);
+    return supports_here(*entry.backend, problem);
   }
   throw Error(ErrorCode::invalid_argument, "backend", "found '" + name + "', expected a backend's name");
 }

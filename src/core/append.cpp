@@ -23,6 +23,8 @@ void check_rows(const Tensor& tensor, const char* name, const KvView& cache, int
 void append(const DeviceAppendArgs& args, const Execution& execution) {
   require(args.cache != nullptr, "cache", "none", "a view of a cache on a device");
   const KvView& cache = *args.cache;
+  check_head_dim(cache.key.dim, "cache.key.dim");
+  check_head_dim(cache.value.dim, "cache.value.dim");
   require_rank(args.key, "key", 4, "batch, tokens, kv_heads, head_dim");
   check_rows(args.key, "key", cache, cache.key.dim, args);
   require(static_cast<bool>(args.value) != shares_rows(cache), "value", args.value ? "a tensor" : "no tensor",
@@ -36,7 +38,10 @@ void append(const DeviceAppendArgs& args, const Execution& execution) {
     require_dtype(args.saturated, "saturated", DType::i32);
     require_device(args.saturated, "saturated", cache.device);
   }
-  select_backend(cache.device, execution.backend).append(args, execution);
+  Backend& backend = select_backend(cache.device, execution.backend);
+  require(backend.device() == cache.device, "cache", std::string("on ") + name_of(cache.device),
+          "on " + std::string(name_of(backend.device())) + ", where backend " + backend.name() + " works");
+  backend.append(args, execution);
 }
 
 }  // namespace attnspan

@@ -90,12 +90,6 @@ void check_lse_like(const Tensor& tensor, const char* name, const Problem& p) {
   require(tensor.data != nullptr || tensor.numel() == 0, name, "no data (null address)", "an address");
 }
 
-void check_head_dim(int64_t dim, const char* name) {
-  if (dim < 1 || dim > kMaxHeadDim) {
-    refuse(name, "head dim " + std::to_string(dim), "1 to " + std::to_string(kMaxHeadDim));
-  }
-}
-
 // cu_seqlens[0] = 0, never decreasing, ending at the rows of the tensor. Device arrays are trusted.
 void check_cu_seqlens(const Tensor& cu, const char* name, int64_t batch, int64_t total, const Problem& p) {
   require_dtype(cu, name, DType::i32);

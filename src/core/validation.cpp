@@ -79,4 +79,10 @@ void require_no_overlap(const Tensor& tensor, std::string_view argument) {
   }
 }
 
+void check_head_dim(int64_t dim, const char* name) {
+  if (dim < 1 || dim > kMaxHeadDim) {
+    refuse(name, "head dim " + std::to_string(dim), "1 to " + std::to_string(kMaxHeadDim));
+  }
+}
+
 }  // namespace attnspan

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "attnspan/attention.hpp"
 #include "attnspan/error.hpp"
 #include "attnspan/tensor.hpp"
 
@@ -43,5 +44,8 @@ void require_device(const Tensor& tensor, std::string_view argument, Device devi
 void require_rows(const Tensor& tensor, std::string_view argument);
 // No two indices of a tensor that is written may share an element.
 void require_no_overlap(const Tensor& tensor, std::string_view argument);
+
+// 1..kMaxHeadDim
+void check_head_dim(int64_t dim, const char* name);
 
 }  // namespace attnspan

@@ -28,10 +28,11 @@ int64_t longest_span(const Params& p) {
   return std::min<int64_t>(p.seqlen_k, p.window_left + p.window_right + p.seqlen_q);
 }
 
-// Few rows: the keys are split so that one sequence fills the device.
+// Few rows: the keys are split so that one sequence fills the device. Packed queries are not: the host knows
+// their total only, and what a sequence gets may not depend on its batchmates.
 void plan_splits_of(ForwardPlan& plan, const DeviceLimits& device) {
   Params& p = plan.params;
-  if (p.seqlen_q > kDecodeRows || p.seqlen_q == 0) return;
+  if (p.cu_seqlens_q != nullptr || p.seqlen_q > kDecodeRows || p.seqlen_q == 0) return;
   plan.decode = plan_decode_kernel(p, device.shared_bytes, device.multiprocessors, device.major);
   plan.overlap = device.major >= 9;
   const int64_t tile = plan.decode.ok ? plan.decode.tile_rows : plan.mma.warps * 16;
@@ -43,8 +44,7 @@ void plan_splits_of(ForwardPlan& plan, const DeviceLimits& device) {
       std::min<int64_t>(p.split_target, (longest_span(p) + kMinSplitKeys - 1) / kMinSplitKeys);
   p.max_splits = static_cast<int32_t>(std::max<int64_t>(1, splits));
   if (p.max_splits == 1 && !plan.decode.ok) return;
-  const size_t rows = static_cast<size_t>(p.max_splits) * p.heads * p.seqlen_q *
-                      (p.cu_seqlens_q != nullptr ? 1 : static_cast<size_t>(p.batch));
+  const size_t rows = static_cast<size_t>(p.max_splits) * p.heads * p.seqlen_q * static_cast<size_t>(p.batch);
   plan.partial_out_bytes = rows * p.head_dim_v * sizeof(float);
   plan.partial_lse_bytes = rows * sizeof(float);
 }

@@ -1,7 +1,7 @@
 #pragma once
-// Warpgroup matrix instructions of sm_90a: d[64 x N] (+)= a[64 x 16] b[16 x N], f32 accumulation. A comes from
-// shared memory (product of two K-major tiles) or from registers (weights times an MN-major tile of values).
-// docs: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions".
+// Warpgroup matrix instructions of sm_90a: d[64 x N] (+)= a[64 x 16] b[16 x N], f32 accumulation. A comes
+// from shared memory (product of two K-major tiles) or from registers (weights times an MN-major tile of
+// values). docs: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions".
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -12,7 +12,9 @@
 namespace attnspan::cuda {
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -32,8 +34,9 @@ __device__ __forceinline__ void keep(uint32_t (&r)[kCount]) {
 // A tile of rows of 128 bytes, swizzled in groups of 8 rows (1024 bytes), as TMA's SWIZZLE_128B writes it.
 // `leading` is the distance in bytes of two blocks of 64 columns; K-major operands do not use it.
 __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, uint32_t leading) {
-  return static_cast<uint64_t>((address & 0x3ffff) >> 4) | static_cast<uint64_t>((leading & 0x3ffff) >> 4) << 16 |
-         static_cast<uint64_t>(1024 >> 4) << 32 | static_cast<uint64_t>(1) << 62;
+  return static_cast<uint64_t>((address & 0x3ffff) >> 4) |
+         static_cast<uint64_t>((leading & 0x3ffff) >> 4) << 16 | static_cast<uint64_t>(1024 >> 4) << 32 |
+         static_cast<uint64_t>(1) << 62;
 }
 
 template <int kColumns>

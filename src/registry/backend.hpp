@@ -50,7 +50,8 @@ class Backend {
   virtual void merge(const MergeProblem& problem, const Execution& execution) = 0;
   // Validated. For backends whose caches live on a device of their own.
   virtual void append(const DeviceAppendArgs&, const Execution&) {
-    throw Error(ErrorCode::unsupported, "backend", name() + " does not encode into a cache (KvCache does, on the host)");
+    throw Error(ErrorCode::unsupported, "backend",
+                name() + " does not encode into a cache (KvCache does, on the host)");
   }
 };
 

@@ -57,11 +57,19 @@ const std::vector<RegisteredBackend>& backends() {
   return list;
 }
 
+Support supports_here(const Backend& backend, const Problem& problem) {
+  if (backend.device() != problem.device && problem.device != Device::cpu) {
+    return Support::no(std::string("it works on ") + name_of(backend.device()) +
+                       " or cpu tensors, found tensors on " + name_of(problem.device));
+  }
+  return backend.supports(problem);
+}
+
 Backend& select_backend(const Problem& problem, const std::string& requested) {
   const std::string name = resolve(requested);
   if (name != "auto") {
     Backend& backend = named(name);
-    const Support support = backend.supports(problem);
+    const Support support = supports_here(backend, problem);
     if (!support)
       throw Error(ErrorCode::unsupported, "backend", name + " does not support this: " + support.reason);
     return backend;

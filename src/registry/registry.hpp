@@ -18,6 +18,10 @@ struct RegisteredBackend {
 // Every backend that this library was built to know, in order of preference. Made on first use.
 const std::vector<RegisteredBackend>& backends();
 
+// Backend::supports, and before it whether the tensors are where the backend works or in host memory, from
+// where they can be staged.
+Support supports_here(const Backend& backend, const Problem& problem);
+
 // The backend for a problem. Throws Error(unavailable | unsupported) naming the backend and the reason.
 Backend& select_backend(const Problem& problem, const std::string& requested);
 // The backend by name, or for "auto" the first whose tensors live on `device`.
