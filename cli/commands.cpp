@@ -35,13 +35,8 @@ int print_error(const CLI::App& root, const std::string& message) {
 
 std::vector<Command> add_commands(CLI::App& root) {
   return {
-      add_run(root),
-      add_check(root),
-      add_bench(root),
-      add_plan(root),
-      add_cache(root),
-      add_demo(root),
-      add_info(root),
+      add_run(root),   add_check(root), add_bench(root), add_plan(root),
+      add_cache(root), add_demo(root),  add_info(root),
   };
 }
 

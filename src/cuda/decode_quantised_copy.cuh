@@ -1,6 +1,6 @@
 #pragma once
-// Asynchronous copies of tbq4 and q8 rows for the quantised decode kernel: what lies where in a stage of a warp's
-// ring, with chunks moved so that the lanes that read together find different banks.
+// Asynchronous copies of tbq4 and q8 rows for the quantised decode kernel: what lies where in a stage of a
+// warp's ring, with chunks moved so that the lanes that read together find different banks.
 
 #include "cuda/decode.cuh"
 

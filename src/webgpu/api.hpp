@@ -10,37 +10,57 @@
 namespace attnspan::webgpu {
 
 // The calls that this backend makes, without their prefix.
-#define ATTNSPAN_WEBGPU_CALLS(CALL)                                                                          \
-  CALL(CreateInstance)                                                                                       \
-  CALL(InstanceRequestAdapter)                                                                               \
-  CALL(InstanceProcessEvents)                                                                                \
-  CALL(InstanceRelease)                                                                                      \
-  CALL(AdapterGetInfo)                                                                                       \
-  CALL(AdapterInfoFreeMembers)                                                                               \
-  CALL(AdapterGetLimits)                                                                                     \
-  CALL(AdapterHasFeature)                                                                                    \
-  CALL(AdapterRequestDevice)                                                                                 \
-  CALL(AdapterRelease)                                                                                       \
-  CALL(DeviceGetQueue) CALL(DeviceCreateBuffer) CALL(DeviceCreateShaderModule)                               \
-      CALL(DeviceCreateBindGroupLayout) CALL(DeviceCreatePipelineLayout) CALL(DeviceCreateComputePipeline)   \
-          CALL(DeviceCreateBindGroup) CALL(DeviceCreateCommandEncoder) CALL(DeviceCreateQuerySet)            \
-              CALL(DevicePushErrorScope) CALL(DevicePopErrorScope) CALL(DeviceDestroy) CALL(DeviceRelease)   \
-                  CALL(BufferGetSize) CALL(BufferMapAsync) CALL(BufferGetConstMappedRange) CALL(BufferUnmap) \
-                      CALL(BufferRelease) CALL(CommandEncoderBeginComputePass)                               \
-                          CALL(CommandEncoderCopyBufferToBuffer) CALL(CommandEncoderClearBuffer)             \
-                              CALL(CommandEncoderResolveQuerySet) CALL(CommandEncoderFinish)                 \
-                                  CALL(CommandEncoderRelease) CALL(ComputePassEncoderSetPipeline)            \
-                                      CALL(ComputePassEncoderSetBindGroup)                                   \
-                                          CALL(ComputePassEncoderDispatchWorkgroups)                         \
-                                              CALL(ComputePassEncoderEnd) CALL(ComputePassEncoderRelease)    \
-                                                  CALL(QueueSubmit) CALL(QueueWriteBuffer)                   \
-                                                      CALL(QueueOnSubmittedWorkDone) CALL(QueueRelease)      \
-                                                          CALL(CommandBufferRelease) CALL(BindGroupRelease)  \
-                                                              CALL(BindGroupLayoutRelease)                   \
-                                                                  CALL(PipelineLayoutRelease)                \
-                                                                      CALL(ComputePipelineRelease)           \
-                                                                          CALL(ShaderModuleRelease)          \
-                                                                              CALL(QuerySetRelease)
+#define ATTNSPAN_WEBGPU_CALLS(CALL)          \
+  CALL(CreateInstance)                       \
+  CALL(InstanceRequestAdapter)               \
+  CALL(InstanceProcessEvents)                \
+  CALL(InstanceRelease)                      \
+  CALL(AdapterGetInfo)                       \
+  CALL(AdapterInfoFreeMembers)               \
+  CALL(AdapterGetLimits)                     \
+  CALL(AdapterHasFeature)                    \
+  CALL(AdapterRequestDevice)                 \
+  CALL(AdapterRelease)                       \
+  CALL(DeviceGetQueue)                       \
+  CALL(DeviceCreateBuffer)                   \
+  CALL(DeviceCreateShaderModule)             \
+  CALL(DeviceCreateBindGroupLayout)          \
+  CALL(DeviceCreatePipelineLayout)           \
+  CALL(DeviceCreateComputePipeline)          \
+  CALL(DeviceCreateBindGroup)                \
+  CALL(DeviceCreateCommandEncoder)           \
+  CALL(DeviceCreateQuerySet)                 \
+  CALL(DevicePushErrorScope)                 \
+  CALL(DevicePopErrorScope)                  \
+  CALL(DeviceDestroy)                        \
+  CALL(DeviceRelease)                        \
+  CALL(BufferGetSize)                        \
+  CALL(BufferMapAsync)                       \
+  CALL(BufferGetConstMappedRange)            \
+  CALL(BufferUnmap)                          \
+  CALL(BufferRelease)                        \
+  CALL(CommandEncoderBeginComputePass)       \
+  CALL(CommandEncoderCopyBufferToBuffer)     \
+  CALL(CommandEncoderClearBuffer)            \
+  CALL(CommandEncoderResolveQuerySet)        \
+  CALL(CommandEncoderFinish)                 \
+  CALL(CommandEncoderRelease)                \
+  CALL(ComputePassEncoderSetPipeline)        \
+  CALL(ComputePassEncoderSetBindGroup)       \
+  CALL(ComputePassEncoderDispatchWorkgroups) \
+  CALL(ComputePassEncoderEnd)                \
+  CALL(ComputePassEncoderRelease)            \
+  CALL(QueueSubmit)                          \
+  CALL(QueueWriteBuffer)                     \
+  CALL(QueueOnSubmittedWorkDone)             \
+  CALL(QueueRelease)                         \
+  CALL(CommandBufferRelease)                 \
+  CALL(BindGroupRelease)                     \
+  CALL(BindGroupLayoutRelease)               \
+  CALL(PipelineLayoutRelease)                \
+  CALL(ComputePipelineRelease)               \
+  CALL(ShaderModuleRelease)                  \
+  CALL(QuerySetRelease)
 
 struct Api {
 #define ATTNSPAN_WEBGPU_MEMBER(name) WGPUProc##name name = nullptr;
