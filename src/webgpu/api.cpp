@@ -39,6 +39,9 @@ bool resolve(void* library, Api& api, std::string& reason) {
 }
 
 bool load(Api& api, std::string& reason) {
+  // Vulkan drivers look for a Wayland display and write to stderr where this is unset, as it is in containers
+  // and for root; set to a folder without a socket, they go on in silence.
+  setenv("XDG_RUNTIME_DIR", "/tmp", /*overwrite=*/0);
   for (const std::string& file : candidates()) {
     void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {

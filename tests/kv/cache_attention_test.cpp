@@ -66,10 +66,13 @@ struct Setting {
   bool alibi = false, sinks = false, bias = false;
 };
 
-// The CPU takes tbq4 in int16 (docs/decisions/0011): 1e-3 of values that are about 1. Everything else is f32.
+// The CPU takes tbq4 in int16 (docs/decisions/0011), CUDA q8 and tbq4 in 16-bit floats: 1e-3 of values that are
+// about 1. Everything else is f32.
 double tolerance_of(const KvCacheConfig& c, const std::string& backend) {
-  const bool tbq4 = c.key_format == KvFormat::tbq4 || c.value_format == KvFormat::tbq4;
-  return backend == "cpu" && tbq4 ? 1e-3 : 2e-5;
+  const auto is = [&](KvFormat format) { return c.key_format == format || c.value_format == format; };
+  const bool inexact = (backend == "cpu" && is(KvFormat::tbq4)) ||
+                       (backend == "cuda" && (is(KvFormat::tbq4) || is(KvFormat::q8)));
+  return inexact ? 1e-3 : 2e-5;
 }
 
 // Fills a cache token by token, attends with forward(cache, ...) and checks each sequence against dense,
