@@ -66,8 +66,8 @@ struct Setting {
   bool alibi = false, sinks = false, bias = false;
 };
 
-// The CPU takes tbq4 in int16 (docs/decisions/0011), CUDA q8 and tbq4 in 16-bit floats: 1e-3 of values that are
-// about 1. Everything else is f32.
+// The CPU takes tbq4 in int16 (docs/decisions/0011), CUDA q8 and tbq4 in 16-bit floats: 1e-3 of values that
+// are about 1. Everything else is f32.
 double tolerance_of(const KvCacheConfig& c, const std::string& backend) {
   const auto is = [&](KvFormat format) { return c.key_format == format || c.value_format == format; };
   const bool inexact = (backend == "cpu" && is(KvFormat::tbq4)) ||
