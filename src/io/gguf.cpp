@@ -1,6 +1,7 @@
 #include "io/gguf.hpp"
 
 #include <algorithm>
+#include <cctype>
 #include <cstring>
 
 #include "attnspan/error.hpp"
@@ -43,7 +44,12 @@ class Reader {
  public:
   Reader(std::span<const std::byte> bytes, const std::string& name) : bytes_(bytes), name_(name) {}
 
-  [[noreturn]] void refuse(const std::string& what) const { throw Error(ErrorCode::io, name_, what); }
+  // What a stranger's file calls its keys may hold anything; the message stays one line of plain text.
+  [[noreturn]] void refuse(std::string what) const {
+    std::replace_if(
+        what.begin(), what.end(), [](unsigned char c) { return std::iscntrl(c) != 0; }, '?');
+    throw Error(ErrorCode::io, name_, what);
+  }
   int64_t offset() const { return offset_; }
 
   std::span<const std::byte> take(uint64_t count) {
