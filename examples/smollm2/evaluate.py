@@ -1,6 +1,6 @@
 """What a KV-cache format costs a real model: one command makes the table.
 
-    python examples/smollm2/evaluate.py                 # perplexity, KL divergence, same top token: 20,470 predictions
+    python examples/smollm2/evaluate.py                 # perplexity, KL divergence, same top token: 20,470 predictions each
     python examples/smollm2/evaluate.py --decode        # tokens/s of decoding at a context of 8192
     python examples/smollm2/evaluate.py --layers        # the error that tbq4 makes in each layer's attention
     python examples/smollm2/evaluate.py --table         # the tables of what was measured
@@ -15,19 +15,21 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import pathlib
+import platform
+import statistics
 import time
 
 import assets
 import torch
 
 import attnspan.transformers
-from attnspan.transformers import AttnspanCache, AttnspanLayer
+from attnspan.transformers import AttnspanCache, AttnspanLayer, cache_keyword
 
 RESULTS = pathlib.Path(__file__).resolve().parents[2] / "bench" / "results" / "smollm2.json"
 WINDOW, WINDOWS = 2048, 10
-SIDE_WINDOWS = 5  # windows on which the settings that are not offered, only tried, are measured
-DECODE_CONTEXT, DECODE_STEPS = 8192, 12
+DECODE_CONTEXT, DECODE_STEPS = 8192, 22  # of the steps the first two warm up
 
 
 SETTINGS = {
@@ -40,13 +42,16 @@ SETTINGS = {
     "tbq4/tbq4 + key offsets + 64 first tokens f16": dict(k_format="tbq4", v_format="tbq4", first_tokens=64),
     "tbq4/q8": dict(k_format="tbq4", v_format="q8"),
 }
-TRIED = ("tbq4/tbq4 + key offsets", "tbq4/tbq4 + key offsets + 64 first tokens f16", "tbq4/q8")
 
 
 def make_cache(name: str, offsets: list[torch.Tensor], **options):
     if "offsets" in name:
         options["key_offsets"] = offsets
     return AttnspanCache(**SETTINGS[name], **options)
+
+
+def with_cache(model, cache) -> dict:
+    return {cache_keyword(model): cache}
 
 
 def load_results() -> dict:
@@ -75,7 +80,7 @@ def key_offsets(model, tokens: torch.Tensor) -> list[torch.Tensor]:
 
 
 def log_probs(model, window: torch.Tensor, cache) -> torch.Tensor:
-    logits = model(window[None], past_key_values=cache, use_cache=True).logits[0, :-1]
+    logits = model(window[None], **with_cache(model, cache), use_cache=True).logits[0, :-1]
     return torch.log_softmax(logits.float(), dim=-1)
 
 
@@ -91,9 +96,7 @@ def evaluate(model, tokens: torch.Tensor, results: dict) -> None:
     offsets = key_offsets(model, tokens)
     for index, window in enumerate(windows_of(tokens)):
         row = results["windows"].setdefault(str(index), {})
-        missing = [
-            name for name in SETTINGS if name not in row and (name not in TRIED or index < SIDE_WINDOWS)
-        ]
+        missing = [name for name in SETTINGS if name not in row]
         if not missing:
             continue
         exact = log_probs(model, window, make_cache("f16/f16", offsets))
@@ -134,7 +137,8 @@ def evaluate_layers(model, tokens: torch.Tensor, results: dict) -> None:
     """Where the error comes from: the relative error of each layer's attention output, with exact inputs, when its keys,
     its values or both are in tbq4, and when key offsets help the keys. The first 512 tokens of a window."""
     offsets, source = key_offsets(model, tokens), CapturingCache()
-    model(windows_of(tokens)[0][None, :512], past_key_values=source, use_cache=True, logits_to_keep=1)
+    window = windows_of(tokens)[0][None, :512]
+    model(window, **with_cache(model, source), use_cache=True, logits_to_keep=1)
     settings = {
         "keys": ("tbq4", "f32", False),
         "values": ("f32", "tbq4", False),
@@ -164,9 +168,16 @@ def layer_table(results: dict) -> str:
     return "\n".join(lines)
 
 
+def machine() -> str:
+    """The processor's name, and how many cores of it there are."""
+    text = pathlib.Path("/proc/cpuinfo").read_text() if pathlib.Path("/proc/cpuinfo").exists() else ""
+    names = [line.split(":")[1].strip() for line in text.splitlines() if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores"
+
+
 def decode_speed(model, results: dict) -> None:
     """Tokens/s at a context of 8192 random keys and values: reading them takes as long as reading any others. The share of
-    attention is timed inside the same steps."""
+    attention is timed inside the same steps; medians."""
     config, generator = model.config, torch.Generator().manual_seed(1)
     shape = (1, config.num_key_value_heads, DECODE_CONTEXT, config.head_dim)
     keys, values = (torch.randn(shape, generator=generator) for _ in range(2))
@@ -186,9 +197,9 @@ def decode_speed(model, results: dict) -> None:
         steps = []
         for step in range(DECODE_STEPS):
             spent[0], start = 0.0, time.perf_counter()
-            model(torch.tensor([[step + 5]]), past_key_values=cache, use_cache=True)
+            model(torch.tensor([[step + 5]]), **with_cache(model, cache), use_cache=True)
             steps.append((time.perf_counter() - start, spent[0]))
-        whole, attention = min(steps[2:])
+        whole, attention = (statistics.median(column) for column in zip(*steps[2:]))
         memory = [layer.cache.memory() for layer in cache.layers]
         results["decode"][name] = {
             "tokens_per_second": 1 / whole,
@@ -197,6 +208,8 @@ def decode_speed(model, results: dict) -> None:
             "bytes_per_token": sum(m["bytes_per_token"] for m in memory),
             "first_bytes_per_token": sum(m["first_bytes_per_token"] for m in memory),
             "threads": torch.get_num_threads(),
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
+            "machine": machine(),
         }
         print(name, results["decode"][name], flush=True)
         kept = load_results()

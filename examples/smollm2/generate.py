@@ -15,7 +15,7 @@ import assets
 import torch
 
 import attnspan.transformers
-from attnspan.transformers import AttnspanCache
+from attnspan.transformers import AttnspanCache, cache_keyword
 
 PROMPTS = (
     "Explain why the sky is blue.",
@@ -45,10 +45,8 @@ def main() -> int:
             ("q8/tbq4", "attnspan", ("q8", "tbq4")),
         ):
             model.set_attn_implementation(implementation)
-            cache = AttnspanCache(*formats) if formats else None
-            runs[name] = model.generate(
-                ids, max_new_tokens=options.tokens, do_sample=False, past_key_values=cache
-            )[0]
+            cache = {cache_keyword(model): AttnspanCache(*formats)} if formats else {}
+            runs[name] = model.generate(ids, max_new_tokens=options.tokens, do_sample=False, **cache)[0]
         length = ids.shape[1]
         for name in ("attnspan", "f32/f32", "f16/f16", "q8/tbq4"):
             size = min(len(runs[name]), len(runs["eager"]))

@@ -11,7 +11,8 @@ registers attnspan with Hugging Face Transformers.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+import importlib.util
+from typing import TYPE_CHECKING, Any
 
 from ._core import (
     KvCache,
@@ -26,7 +27,13 @@ from ._core import (
 )
 from ._errors import Error, FileError, InvalidArgument, OutOfMemory, Unavailable, Unsupported
 
-# Names that live in modules which need PyTorch: imported when first asked for.
+if TYPE_CHECKING:
+    from .flash import flash_attn_func as flash_attn_func
+    from .flash import flash_attn_varlen_func as flash_attn_varlen_func
+    from .flash import flash_attn_with_kvcache as flash_attn_with_kvcache
+    from .torch import scaled_dot_product_attention as scaled_dot_product_attention
+
+# Names that live in modules which need PyTorch: imported when first asked for, shown where PyTorch is installed.
 _FROM_TORCH = {
     "scaled_dot_product_attention": "torch",
     "flash_attn_func": "flash",
@@ -51,7 +58,7 @@ __all__ = [
     "last_result",
     "merge_states",
     "supports",
-    *_FROM_TORCH,
+    *(_FROM_TORCH if importlib.util.find_spec("torch") else ()),
 ]
 
 

@@ -25,3 +25,12 @@ class FileError(Error, OSError):
 
 class OutOfMemory(Error, MemoryError):
     """The device has not enough memory for the call."""
+
+
+def missing(module: str, error: ImportError, requirement: str) -> ImportError:
+    """What `import module` raises where a package that it is about is not there, or too old."""
+    return type(error)(
+        f"{module} needs {requirement} ({error}): pip install '{requirement}'",
+        name=error.name,
+        path=error.path,
+    )

@@ -1,19 +1,24 @@
 """FlashAttention's functions by their own names: changing the import is all a user does.
 
-`[batch, seqlen, heads, head_dim]` tensors, causal masks aligned to the bottom right, window sizes inclusive with -1
-for unlimited. The lse of a row that sees no key is -inf. dropout_p > 0 is refused. `deterministic` may be given: the
-backward pass always is; so may `num_splits`: how a long sequence is split is decided here and changes no answer.
+`[batch, seqlen, heads, head_dim]` tensors in float32, float16 or bfloat16, all of one dtype, on the CPU or a GPU; causal
+masks aligned to the bottom right, window sizes inclusive with -1 for unlimited. The lse of a row that sees no key is -inf.
+dropout_p > 0 is refused. `deterministic` may be given: the backward pass always is; so may `num_splits`: how a long
+sequence is split is decided here and changes no answer. Errors are those of `attnspan.forward`: attnspan.Error, with the
+argument's name there (query, key, value for q, k, v).
 """
 
 from __future__ import annotations
 
 from typing import Any, Optional, Union
 
-import torch
-from torch import Tensor
-
 from . import _core
-from ._errors import InvalidArgument
+from ._errors import InvalidArgument, missing
+
+try:
+    import torch
+    from torch import Tensor
+except ModuleNotFoundError as error:
+    raise missing("attnspan.flash", error, "torch>=2.4") from None
 from .torch import _DEVICES, _dense_rows, _lse_shape, _named, _on_device_of, _refuse_dropout, attention
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]

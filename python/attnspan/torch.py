@@ -10,11 +10,14 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Optional
 
-import torch
-from torch import Tensor
-
 from . import _core
-from ._errors import InvalidArgument, Unsupported
+from ._errors import InvalidArgument, Unsupported, missing
+
+try:
+    import torch
+    from torch import Tensor
+except ModuleNotFoundError as error:
+    raise missing("attnspan.torch", error, "torch>=2.4") from None
 
 __all__ = ["attention", "scaled_dot_product_attention"]
 

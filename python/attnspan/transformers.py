@@ -4,7 +4,7 @@
     attnspan.transformers.register()
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="attnspan")
     cache = attnspan.transformers.AttnspanCache(k_format="q8", v_format="tbq4")
-    model.generate(**inputs, past_key_values=cache)
+    model.generate(**inputs, past_key_values=cache)      # newer Transformers call it cache=cache
 
 `register` enters the attention function and the mask function under one name. Plain causal attention needs no mask
 tensor, padded batches become key spans; every other mask (sliding windows, packed sequences, images) is exact as a bias.
@@ -12,19 +12,39 @@ tensor, padded batches become key spans; every other mask (sliding windows, pack
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Callable, Mapping, Optional, Sequence
 
-import torch
-from torch import Tensor
-from transformers import AttentionInterface
-from transformers.cache_utils import Cache, CacheLayerMixin
-from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
-
 from . import _core
-from ._errors import InvalidArgument, Unsupported
+from ._errors import InvalidArgument, Unsupported, missing
+
+try:
+    import torch
+    from torch import Tensor
+except ModuleNotFoundError as error:
+    raise missing("attnspan.transformers", error, "torch>=2.4") from None
+try:
+    from transformers import AttentionInterface
+    from transformers.cache_utils import Cache, CacheLayerMixin
+    from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
+except ImportError as error:
+    raise missing("attnspan.transformers", error, "transformers>=4.56") from None
 from .torch import _bias_of_mask, _dense_rows, _named, _refuse_dropout, attention
 
-__all__ = ["AttnspanCache", "AttnspanLayer", "attention_forward", "attention_mask", "mean_keys", "register"]
+__all__ = [
+    "AttnspanCache",
+    "AttnspanLayer",
+    "attention_forward",
+    "attention_mask",
+    "cache_keyword",
+    "mean_keys",
+    "register",
+]
+
+
+def cache_keyword(model: torch.nn.Module) -> str:
+    """What the model's forward calls its cache: "past_key_values", or "cache" in newer Transformers."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def register(name: str = "attnspan") -> None:
@@ -408,5 +428,5 @@ def mean_keys(model: torch.nn.Module, input_ids: Tensor) -> list[Tensor]:
     model has attn_implementation="attnspan"; input_ids `[batch, seqlen]`, some thousand tokens of ordinary text.
     """
     cache = _SummingCache()
-    model(input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    model(input_ids, **{cache_keyword(model): cache}, use_cache=True, logits_to_keep=1)
     return [total / input_ids.numel() for total in cache.sums]

@@ -13,19 +13,26 @@ namespace {
 // given (with block_table: pages).
 struct KeysAndValues {
   KeysAndValues(nb::handle key_in, nb::handle value_in, nb::handle cache_seqlens, nb::handle block_table_in,
-                void* stream)
+                const TensorArgument& query, void* stream)
       : key(key_in.ptr(), "key", Access::read, stream),
         value(value_in.ptr(), "value", Access::read, stream),
         seqlens(cache_seqlens, "cache_seqlens", Access::read, stream),
         block_table(block_table_in, "block_table", Access::read, stream) {
+    check_same_device(key, "key", query);
+    check_same_device(value, "value", query);
+    if (seqlens) check_same_device(seqlens.argument(), "cache_seqlens", query);
+    if (block_table) check_same_device(block_table.argument(), "block_table", query);
     if (block_table && !seqlens) {
       throw Error(ErrorCode::invalid_argument, "cache_seqlens",
                   "found no tensor, expected one: a block_table needs the lengths of its sequences");
     }
-    if (block_table) {
-      view = paged_cache(key.view(), value.view(), block_table.view(), seqlens.view());
-    } else if (seqlens) {
-      view = dense_cache(key.view(), value.view(), seqlens.view());
+    if (!seqlens) return;
+    try {
+      view = block_table ? paged_cache(key, value, block_table.view(), seqlens.view())
+                         : dense_cache(key, value, seqlens.view());
+    } catch (const Error& error) {  // C++ calls that argument seqlens
+      if (error.argument() != "seqlens") throw;
+      throw Error(error.code(), "cache_seqlens", error.detail());
     }
   }
 
@@ -50,14 +57,12 @@ nb::tuple forward_call(nb::handle query_in, nb::handle key_in, nb::handle value_
                        const nb::kwargs& keywords) {
   void* const stream = stream_address(stream_in);
   const TensorArgument query(query_in.ptr(), "query", Access::read, stream);
-  const KeysAndValues kv(key_in, value_in, cache_seqlens, block_table, stream);
+  const KeysAndValues kv(key_in, value_in, cache_seqlens, block_table, query, stream);
   refuse_autograd(autograd, query, "query");
   refuse_autograd(autograd, kv.key, "key");
   refuse_autograd(autograd, kv.value, "value");
   const Options options(keywords);
-  check_same_device_id(kv.key, "key", query.device_id());
-  check_same_device_id(kv.value, "value", query.device_id());
-  options.check_device_id(query.device_id());
+  options.check_device(query);
 
   const Tensor& value = kv.value.view();
   const Output lse(lse_in, query, lse_shape(query.view()), DType::f32, "lse", stream);
@@ -92,8 +97,8 @@ nb::tuple backward_call(nb::handle dout_in, nb::handle query_in, nb::handle key_
   const Options options(keywords);
   const std::pair<const TensorArgument*, const char*> beside_query[] = {
       {&key, "key"}, {&value, "value"}, {&out, "out"}, {&lse, "lse"}, {&dout, "dout"}};
-  for (const auto& [tensor, name] : beside_query) check_same_device_id(*tensor, name, query.device_id());
-  options.check_device_id(query.device_id());
+  for (const auto& [tensor, name] : beside_query) check_same_device(*tensor, name, query);
+  options.check_device(query);
 
   const Output dq(dq_in, query, shape_of(query.view()), query.view().dtype, "dq", stream);
   const Output dk(dk_in, query, shape_of(key.view()), query.view().dtype, "dk", stream);
@@ -189,7 +194,7 @@ nb::tuple supports_call(nb::handle query_in, nb::handle key_in, nb::handle value
                         nb::handle block_table, const std::string& phase, const std::string& backend,
                         const nb::kwargs& keywords) {
   const TensorArgument query(query_in.ptr(), "query", Access::read);
-  const KeysAndValues kv(key_in, value_in, cache_seqlens, block_table, nullptr);
+  const KeysAndValues kv(key_in, value_in, cache_seqlens, block_table, query, nullptr);
   const Options options(keywords);
   if (phase != "forward" && phase != "backward") {
     throw Error(ErrorCode::invalid_argument, "phase",

@@ -15,7 +15,7 @@ Output::Output(nb::handle given, const TensorArgument& like, const std::vector<i
 }
 
 void refuse_autograd(Autograd autograd, const TensorArgument& tensor, const char* name) {
-  if (autograd == Autograd::ignore || tensor.api() == nullptr) return;
+  if (autograd == Autograd::ignore || PyObject_CheckBuffer(tensor.object())) return;
   PyObject* requires_grad = PyObject_GetAttrString(tensor.object(), "requires_grad");
   const bool refused = requires_grad == Py_True;
   Py_XDECREF(requires_grad);

@@ -131,18 +131,20 @@ const Tensor& Options::side_input(PyObject* value, const char* name) {
   return slot->tensor.view();
 }
 
-void Options::check_device_id(int device_id) const {
+void Options::check_device(const TensorArgument& query) const {
   for (size_t i = 0; i < side_input_count_; ++i) {
-    check_same_device_id(side_inputs_[i]->tensor, side_inputs_[i]->name, device_id);
+    check_same_device(side_inputs_[i]->tensor, side_inputs_[i]->name, query);
   }
 }
 
-void check_same_device_id(const TensorArgument& tensor, const char* name, int device_id) {
-  if (tensor.view().device != Device::cpu && tensor.device_id() != device_id) {
-    refuse(name,
-           std::string("a tensor on ") + name_of(tensor.view().device) + ":" +
-               std::to_string(tensor.device_id()),
-           "one on device " + std::to_string(device_id) + ", where query is");
+void check_same_device(const TensorArgument& tensor, const char* name, const TensorArgument& query) {
+  const auto text = [](const TensorArgument& argument) {
+    const Device device = argument.view().device;
+    const std::string kind = name_of(device);
+    return device == Device::cpu ? kind : kind + ":" + std::to_string(argument.device_id());
+  };
+  if (tensor.view().device != query.view().device || tensor.device_id() != query.device_id()) {
+    refuse(name, "a tensor on " + text(tensor), "one on " + text(query) + ", where query is");
   }
 }
 

@@ -31,8 +31,8 @@ class Options {
   Options& operator=(const Options&) = delete;
 
   const AttentionOptions& get() const { return options_; }
-  // Every tensor among them must be on that device.
-  void check_device_id(int device_id) const;
+  // Every tensor among them must be on query's device.
+  void check_device(const TensorArgument& query) const;
 
   // Reads a side input and keeps it alive. `name` must be a literal.
   const Tensor& side_input(PyObject* value, const char* name);
@@ -55,6 +55,6 @@ bool to_bool(PyObject* value, const char* name);
 int64_t to_int(PyObject* value, const char* name);
 double to_float(PyObject* value, const char* name);
 
-void check_same_device_id(const TensorArgument& tensor, const char* name, int device_id);
+void check_same_device(const TensorArgument& tensor, const char* name, const TensorArgument& query);
 
 }  // namespace attnspan::python

@@ -94,6 +94,16 @@ std::string pending_error_text() {
   return text.substr(0, text.find('\n'));
 }
 
+// A tensor of PyTorch, asked without importing it.
+bool is_torch_tensor(PyObject* object) {
+  PyObject* torch = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");  // borrowed
+  PyObject* type = torch != nullptr ? PyObject_GetAttrString(torch, "Tensor") : nullptr;
+  const bool yes = type != nullptr && PyObject_IsInstance(object, type) == 1;
+  Py_XDECREF(type);
+  PyErr_Clear();
+  return yes;
+}
+
 bool has_dtype_bfloat16(PyObject* object) {
   PyObject* dtype = PyObject_GetAttrString(object, "dtype");
   PyObject* dtype_name = dtype != nullptr ? PyObject_GetAttrString(dtype, "name") : nullptr;
@@ -203,7 +213,11 @@ void TensorArgument::borrow_buffer() {
 
 // __dlpack__(stream=..., max_version=(1, 1)), or without max_version for producers older than DLPack 1.0.
 void TensorArgument::import_capsule(void* stream, Access access) {
-  PyObject* method = PyObject_GetAttrString(object_, "__dlpack__");
+  // PyTorch before the exchange API lends no tensor that autograd follows: its detached twin is lent instead.
+  PyObject* lender = is_torch_tensor(object_) ? PyObject_CallMethod(object_, "detach", nullptr) : nullptr;
+  PyErr_Clear();
+  PyObject* method = PyObject_GetAttrString(lender != nullptr ? lender : object_, "__dlpack__");
+  Py_XDECREF(lender);  // the method keeps it
   if (method == nullptr) {
     PyErr_Clear();
     refuse(name_, std::string("an object of type ") + Py_TYPE(object_)->tp_name,
@@ -288,6 +302,28 @@ PyObject* new_by_exchange_api(const TensorArgument& like, const std::vector<int6
   return static_cast<PyObject*>(object);
 }
 
+// like.new_empty(shape, dtype=...): PyTorch before the exchange API (2.10).
+PyObject* new_by_torch(const TensorArgument& like, const std::vector<int64_t>& shape, DType dtype) {
+  PyObject* torch = PyImport_ImportModule("torch");
+  PyObject* type = torch != nullptr ? PyObject_GetAttrString(torch, dtype == DType::f32   ? "float32"
+                                                                    : dtype == DType::f16 ? "float16"
+                                                                                          : "bfloat16")
+                                    : nullptr;
+  PyObject* make = PyObject_GetAttrString(like.object(), "new_empty");
+  PyObject* arguments = PyTuple_New(1);
+  PyObject* extents = PyTuple_New(static_cast<Py_ssize_t>(shape.size()));
+  for (size_t i = 0; i < shape.size(); ++i) {
+    PyTuple_SET_ITEM(extents, static_cast<Py_ssize_t>(i), PyLong_FromLongLong(shape[i]));
+  }
+  PyTuple_SET_ITEM(arguments, 0, extents);
+  PyObject* keywords = PyDict_New();
+  if (type != nullptr) PyDict_SetItemString(keywords, "dtype", type);
+  PyObject* tensor = type != nullptr && make != nullptr ? PyObject_Call(make, arguments, keywords) : nullptr;
+  for (PyObject* object : {torch, type, make, arguments, keywords}) Py_XDECREF(object);
+  if (tensor == nullptr) throw PythonErrorSet{};
+  return tensor;
+}
+
 // numpy.empty, made once: NumPy is imported only when an array has to be made.
 PyObject* numpy_empty() {
   static PyObject* function = [] {
@@ -319,6 +355,7 @@ PyObject* numpy_dtype(DType dtype) {
 PyObject* new_tensor(const TensorArgument& like, const std::vector<int64_t>& shape, DType dtype,
                      const char* name) {
   if (like.api() != nullptr) return new_by_exchange_api(like, shape, dtype);
+  if (is_torch_tensor(like.object())) return new_by_torch(like, shape, dtype);
   const bool is_array = PyObject_CheckBuffer(like.object());
   if (like.view().device != Device::cpu || (!is_array && dtype == DType::bf16)) {
     refuse(name, "no tensor",
@@ -340,9 +377,21 @@ PyObject* new_tensor(const TensorArgument& like, const std::vector<int64_t>& sha
 }
 
 void* current_stream(const TensorArgument& tensor) {
-  if (tensor.view().device != Device::cuda || tensor.api() == nullptr) return nullptr;
+  if (tensor.view().device != Device::cuda) return nullptr;
   void* stream = nullptr;
-  if (tensor.api()->current_work_stream(dlpack::kCuda, tensor.device_id(), &stream) != 0) {
+  if (tensor.api() == nullptr) {
+    if (!is_torch_tensor(tensor.object())) return nullptr;
+    PyObject* cuda = PyImport_ImportModule("torch.cuda");
+    PyObject* current =
+        cuda != nullptr ? PyObject_CallMethod(cuda, "current_stream", "i", tensor.device_id()) : nullptr;
+    PyObject* address = current != nullptr ? PyObject_GetAttrString(current, "cuda_stream") : nullptr;
+    if (address != nullptr) stream = PyLong_AsVoidPtr(address);
+    for (PyObject* object : {cuda, current, address}) Py_XDECREF(object);
+    PyErr_Clear();
+    return stream;
+  }
+  const auto ask = tensor.api()->current_work_stream;  // may be null
+  if (ask != nullptr && ask(dlpack::kCuda, tensor.device_id(), &stream) != 0) {
     PyErr_Clear();
     return nullptr;
   }

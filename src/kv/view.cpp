@@ -48,6 +48,12 @@ KvRows rows_from(const Tensor& tensor, const char* argument) {
   return rows;
 }
 
+void require_device_of_key(const Tensor& tensor, const char* argument, const Tensor& key) {
+  if (tensor.device == key.device) return;
+  refuse(argument, std::string("found device ") + name_of(tensor.device) + ", expected the key's, " +
+                       name_of(key.device));
+}
+
 KvView view_of(const Tensor& key, const Tensor& value, const Tensor& seqlens) {
   KvView view;
   view.key = rows_from(key, "key");
@@ -58,10 +64,8 @@ KvView view_of(const Tensor& key, const Tensor& value, const Tensor& seqlens) {
                           " in all dimensions but the last");
     }
   }
-  if (key.device != value.device) {
-    refuse("value", std::string("found device ") + name_of(value.device) + ", expected the key's, " +
-                        name_of(key.device));
-  }
+  require_device_of_key(value, "value", key);
+  require_device_of_key(seqlens, "seqlens", key);
   if (seqlens.rank != 1 || seqlens.dtype != DType::i32) {
     refuse("seqlens", "found " + std::string(name_of(seqlens.dtype)) + " " + seqlens.shape_text() +
                           ", expected int32 [batch]");
@@ -99,6 +103,7 @@ KvView paged_cache(const Tensor& key, const Tensor& value, const Tensor& block_t
                               block_table.shape_text() + ", expected int32 [" + std::to_string(view.batch) +
                               ", pages per sequence]");
   }
+  require_device_of_key(block_table, "block_table", key);
   view.block_table = block_table;
   view.max_seqlen = block_table.shape[1] * view.page_size;
   return view;

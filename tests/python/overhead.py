@@ -1,5 +1,9 @@
-"""Microseconds of a call for a 1 x 1 x 1 x 64 problem, the least of five runs: python tests/python/overhead.py"""
+"""Microseconds of a call for a 1 x 1 x 1 x 64 problem, the least of five runs: python tests/python/overhead.py
 
+With --device cuda: of the host alone, which launches and does not wait.
+"""
+
+import argparse
 import timeit
 
 import numpy as np
@@ -15,9 +19,12 @@ def microseconds(call, number):
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    device = parser.parse_args().device
     array = np.random.default_rng(0).standard_normal((1, 1, 1, 64)).astype(np.float32)
     out, lse = attnspan.forward(array, array, array)
-    tensor = torch.from_numpy(array)
+    tensor = torch.from_numpy(array).to(device)
     leaf = tensor.clone().requires_grad_()
     sdpa = torch.nn.functional.scaled_dot_product_attention
     rows = {
@@ -34,6 +41,8 @@ def main():
         "attnspan.torch.attention, recording a gradient": lambda: attention(leaf, leaf, leaf),
         "torch scaled_dot_product_attention, recording a gradient": lambda: sdpa(leaf, leaf, leaf),
     }
+    if device == "cuda":
+        rows = {name: call for name, call in rows.items() if "NumPy" not in name}
     print("| call | us |\n|---|---|")
     for name, call in rows.items():
         print(f"| {name} | {microseconds(call, 2000):.1f} |")

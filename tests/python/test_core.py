@@ -249,3 +249,40 @@ def test_backward_overwrites_and_matches_autograd():
     for found, leaf in zip(grads, leaves):
         torch.testing.assert_close(found.double(), leaf.grad, atol=2e-5, rtol=1e-5)
     assert attnspan.backward(dout, query, key, value, out, lse)[3] is None
+
+
+def test_without_a_framework(tmp_path):
+    """PyTorch and Transformers made invisible: the package works, and says what its other modules need."""
+    code = """
+import importlib.abc, sys
+class Hide(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "transformers", "matplotlib"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hide())
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "torch" else found(name, *rest)
+import pydoc
+import numpy, attnspan
+attnspan.forward(*[numpy.ones((1, 2, 1, 4), "f4")] * 3)
+assert "flash_attn_func" not in dir(attnspan) and "KvCache" in pydoc.render_doc(attnspan)
+for name in ("torch", "flash", "transformers"):
+    try:
+        __import__("attnspan." + name)
+    except ModuleNotFoundError as error:
+        assert error.name == "torch" and f"attnspan.{name} needs torch" in str(error), error
+    else:
+        raise AssertionError(name)
+try:
+    from attnspan import flash_attn_func
+except ModuleNotFoundError as error:
+    assert "pip install 'torch" in str(error)
+from attnspan import plot
+import json, pathlib
+pathlib.Path("bench.json").write_text(json.dumps([{"name": "x", "ms": 1.0}]))
+assert plot.main(["bench.json"]) == 2
+"""
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.count("\n") == 1 and "needs matplotlib" in run.stderr

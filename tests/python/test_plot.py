@@ -9,7 +9,17 @@ from attnspan import plot
 RECORDS = [
     {"section": "forward", "name": "1k causal", "tflops": 1.5, "torch_tflops": 0.9, "ms": 3.0},
     {"section": "forward", "name": "4k causal", "tflops": 1.8},
-    {"phase": "decode", "context": 8192, "kv_heads": 1, "key_format": "tbq4", "gb_per_s": 30.0},
+    {
+        "phase": "decode",
+        "context": 8192,
+        "kv_heads": 1,
+        "key_format": "tbq4",
+        "gb_per_s": 30.0,
+        "share_of_peak": 0.8,
+    },
+    {"phase": "decode", "context": 8192, "kv_heads": 1, "key_format": "f16", "gb_per_s": 33.0},
+    {"phase": "decode", "context": 8192, "kv_heads": 1, "key_format": "f32", "ms": 1.0},
+    {"phase": "append", "key": "append: 4096 tokens, f16", "gb_per_s": 1.0},
 ]
 
 
@@ -24,14 +34,14 @@ RECORDS = [
 def test_panels(text, tmp_path):
     path = tmp_path / "bench.json"
     path.write_text(text)
-    forward, decode = plot.panels_of(plot.read_records(path)[0])
+    forward, decode, append = plot.panels_of(plot.read_records(path)[0])
     assert forward["unit"] == "TFLOP/s" and forward["series"] == {
         "tflops": [1.5, 1.8],
         "torch_tflops": [0.9, None],
     }
-    assert decode["rows"] == ["context 8192, kv_heads 1, key_format tbq4"] and decode["series"] == {
-        "gb_per_s": [30.0]
-    }
+    # what all rows share is not repeated; a row without GB/s is left out
+    assert decode["rows"] == ["key_format tbq4", "key_format f16"] and decode["shares"] == [0.8, None]
+    assert decode["series"] == {"gb_per_s": [30.0, 33.0]} and append["rows"] == ["4096 tokens, f16"]
 
 
 def test_writes_a_picture(tmp_path, capsys):

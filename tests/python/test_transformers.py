@@ -12,6 +12,11 @@ from attnspan.transformers import AttnspanCache
 attnspan.transformers.register()
 
 
+def with_cache(cache):
+    """The keyword by which the installed Transformers takes a cache."""
+    return {attnspan.transformers.cache_keyword(transformers.LlamaForCausalLM): cache}
+
+
 def make_model(implementation, config_class=transformers.LlamaConfig, **options):
     torch.manual_seed(0)
     config = config_class(
@@ -93,13 +98,13 @@ def test_greedy_generation(formats):
     eager = make_model("eager").generate(ids, **options)
     model, cache = make_model("attnspan"), AttnspanCache(*formats)
     assert torch.equal(model.generate(ids, **options), eager)
-    ours = model.generate(ids, past_key_values=cache, **options)
+    ours = model.generate(ids, **with_cache(cache), **options)
     assert cache.get_seq_length() == 9 + 12 - 1
     if formats == ("f32", "f32"):
         assert torch.equal(ours, eager)
     else:  # one step of the quantised cache is close to the exact one
         exact = logits(model, ids[1:])
-        near = logits(model, ids[1:], past_key_values=AttnspanCache(*formats), use_cache=True)
+        near = logits(model, ids[1:], **with_cache(AttnspanCache(*formats)), use_cache=True)
         assert 0 < (near - exact).abs().max() < 0.2 * exact.abs().max()
 
 
@@ -108,18 +113,17 @@ def test_chunked_prefill_crop_and_reset():
     whole = logits(model, ids)
     cache = AttnspanCache("f32", "f32", page_size=16)
     parts = [
-        logits(model, ids[:, a:b], past_key_values=cache, use_cache=True)
-        for a, b in ((0, 7), (7, 8), (8, 20))
+        logits(model, ids[:, a:b], **with_cache(cache), use_cache=True) for a, b in ((0, 7), (7, 8), (8, 20))
     ]
     torch.testing.assert_close(torch.cat(parts, 1), whole, atol=2e-5, rtol=1e-4)
     cache.crop(-5)
     assert cache.get_seq_length() == 15
-    again = logits(model, ids[:, 15:], past_key_values=cache, use_cache=True)
+    again = logits(model, ids[:, 15:], **with_cache(cache), use_cache=True)
     torch.testing.assert_close(again, whole[:, 15:], atol=2e-5, rtol=1e-4)
     cache.reset()
     assert cache.get_seq_length() == 0
     torch.testing.assert_close(
-        logits(model, ids, past_key_values=cache, use_cache=True), whole, atol=2e-5, rtol=1e-4
+        logits(model, ids, **with_cache(cache), use_cache=True), whole, atol=2e-5, rtol=1e-4
     )
 
 
@@ -127,7 +131,7 @@ def test_beam_search_forks_the_cache():
     ids, model = tokens(2, 6), make_model("attnspan")
     options = dict(max_new_tokens=6, do_sample=False, num_beams=3)
     expected = make_model("eager").generate(ids, **options)
-    assert torch.equal(model.generate(ids, past_key_values=AttnspanCache("f32", "f32"), **options), expected)
+    assert torch.equal(model.generate(ids, **with_cache(AttnspanCache("f32", "f32")), **options), expected)
 
 
 def test_layer_formats_and_first_tokens():
@@ -141,7 +145,7 @@ def test_layer_formats_and_first_tokens():
         dict(first_tokens=64, first_format="f32"),
     ):
         cache = AttnspanCache("tbq4", "tbq4", **options)
-        errors.append((logits(model, ids, past_key_values=cache, use_cache=True) - exact).abs().mean().item())
+        errors.append((logits(model, ids, **with_cache(cache), use_cache=True) - exact).abs().mean().item())
     assert errors[0] > errors[1] > 1e-4 and errors[2] < 1e-6 and errors[3] < 1e-6
     assert cache.memory()["tokens"] == 40
 
@@ -152,7 +156,7 @@ def test_key_offsets_leave_the_softmax_alone():
     assert [tuple(offset.shape) for offset in offsets] == [(2, 16)] * 2
     exact = logits(model, ids)
     shifted = logits(
-        model, ids, past_key_values=AttnspanCache("f32", "f32", key_offsets=offsets), use_cache=True
+        model, ids, **with_cache(AttnspanCache("f32", "f32", key_offsets=offsets)), use_cache=True
     )
     torch.testing.assert_close(shifted, exact, atol=2e-5, rtol=1e-4)
     layer = attnspan.transformers.AttnspanLayer(offsets[0], key_format="f32", value_format="f32")
@@ -166,13 +170,13 @@ def test_key_offsets_leave_the_softmax_alone():
 def test_refusals():
     ids = tokens(1, 5)
     with pytest.raises(attnspan.Unsupported, match="attn_implementation='attnspan'"):
-        logits(make_model("sdpa"), ids, past_key_values=AttnspanCache(), use_cache=True)
+        logits(make_model("sdpa"), ids, **with_cache(AttnspanCache()), use_cache=True)
     with pytest.raises(attnspan.Unsupported, match="^output_attentions"):
         logits(make_model("attnspan"), ids, output_attentions=True)
     with pytest.raises(attnspan.InvalidArgument, match="^k_format"):
         AttnspanCache("q4", "f16")
     with pytest.raises(attnspan.Unsupported, match="^query"):
-        make_model("attnspan")(ids, past_key_values=AttnspanCache(), use_cache=True)
+        make_model("attnspan")(ids, **with_cache(AttnspanCache()), use_cache=True)
     with pytest.raises(attnspan.Unsupported, match="^dropout_p"):
         make_model("attnspan", attention_dropout=0.1).train()(ids)
 
