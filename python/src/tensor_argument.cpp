@@ -104,6 +104,18 @@ bool is_torch_tensor(PyObject* object) {
   return yes;
 }
 
+// Whether __dlpack_device__ names another device than the CPU.
+bool lives_on_a_device(PyObject* object) {
+  PyObject* device = PyObject_CallMethod(object, "__dlpack_device__", nullptr);
+  PyObject* type = device != nullptr ? PySequence_GetItem(device, 0) : nullptr;
+  const long code = type != nullptr ? PyLong_AsLong(type) : dlpack::kCpu;
+  Py_XDECREF(type);
+  Py_XDECREF(device);
+  const bool failed = PyErr_Occurred() != nullptr;
+  PyErr_Clear();
+  return !failed && code != dlpack::kCpu;
+}
+
 bool has_dtype_bfloat16(PyObject* object) {
   PyObject* dtype = PyObject_GetAttrString(object, "dtype");
   PyObject* dtype_name = dtype != nullptr ? PyObject_GetAttrString(dtype, "name") : nullptr;
@@ -146,6 +158,10 @@ TensorArgument::TensorArgument(PyObject* object, const char* name, Access access
     const int flags = PyBUF_RECORDS_RO | (access == Access::write ? PyBUF_WRITABLE : 0);
     if (PyObject_GetBuffer(object, &buffer_, flags) != 0) {
       const std::string reason = pending_error_text();
+      if (lives_on_a_device(object)) {  // CuPy has buffers for its arrays of host memory alone
+        import_capsule(stream, access);
+        return;
+      }
       PyObject* view =
           has_dtype_bfloat16(object) ? PyObject_CallMethod(object, "view", "s", "uint16") : nullptr;
       if (view == nullptr || PyObject_GetBuffer(view, &buffer_, flags) != 0) {

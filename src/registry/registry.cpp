@@ -59,8 +59,9 @@ const std::vector<RegisteredBackend>& backends() {
 
 Support supports_here(const Backend& backend, const Problem& problem) {
   if (backend.device() != problem.device && problem.device != Device::cpu) {
-    return Support::no(std::string("it works on ") + name_of(backend.device()) +
-                       " or cpu tensors, found tensors on " + name_of(problem.device));
+    const std::string device = name_of(backend.device());
+    return Support::no("it works on " + device + (device == "cpu" ? "" : " or cpu") +
+                       " tensors, found tensors on " + name_of(problem.device));
   }
   return backend.supports(problem);
 }
