@@ -1,6 +1,6 @@
 // The loops behind the ceilings, for every instruction set that the kernels are built for.
 
-#include "cpu/targets.hpp"
+#include "core/simd_targets.hpp"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "bench_kernels.cpp"

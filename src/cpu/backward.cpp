@@ -1,6 +1,6 @@
 // Backward: the kernels of every instruction set, and the driver that runs chunks of query rows over threads.
 
-#include "cpu/targets.hpp"
+#include "core/simd_targets.hpp"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/backward.cpp"

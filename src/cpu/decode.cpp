@@ -1,6 +1,6 @@
 // Decode: the kernels of every instruction set, and the driver that runs splits of keys over threads.
 
-#include "cpu/targets.hpp"
+#include "core/simd_targets.hpp"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/decode.cpp"

@@ -1,7 +1,7 @@
 // The stated errors of the elementary functions, on every instruction set of this machine, in units of the
 // last place of the exact result.
 
-#include "cpu/targets.hpp"
+#include "core/simd_targets.hpp"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/exp_test.cpp"

@@ -1,6 +1,6 @@
 // The kernels of every instruction set that this machine can run, not only of the best one.
 
-#include "cpu/targets.hpp"
+#include "core/simd_targets.hpp"
 
 #include <gtest/gtest.h>
 #include <hwy/highway.h>

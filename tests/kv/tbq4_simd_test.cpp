@@ -1,7 +1,7 @@
 // The vector encoder of tbq4 writes the bytes of the scalar definition, on every instruction set of this
 // machine.
 
-#include "cpu/targets.hpp"
+#include "core/simd_targets.hpp"
 
 #include <gtest/gtest.h>
 #include <hwy/highway.h>

@@ -1,6 +1,6 @@
 #pragma once
-// Which instruction sets the kernels are compiled for; include before any Highway header. Every target costs
-// a compilation of every kernel, so the list is short:
+// Which instruction sets the kernels of the CPU backend and the KV encoders are compiled for; include before
+// any Highway header. Every target costs a compilation of every kernel, so the list is short:
 //   AVX3   x86 with AVX-512 (F, BW, DQ, VL): 32 registers of 16 floats
 //   AVX2   x86 with FMA: 16 registers of 8 floats
 //   NEON   every 64-bit Arm: 32 registers of 4 floats
