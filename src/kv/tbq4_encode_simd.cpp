@@ -1,7 +1,7 @@
 // The same operations on the same numbers in the same order as tbq4.cpp, a vector of a row's values at a
 // time, so that every byte is the same. Compiled without contraction into FMA.
 
-#include "cpu/targets.hpp"
+#include "core/simd_targets.hpp"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kv/tbq4_encode_simd.cpp"
@@ -103,129 +103,195 @@ HWY_INLINE float lane_tree(VecF v) {
   return hn::GetLane(hn::Add(v, exchanged<1>(v)));
 }
 
-// terms[i] with terms[i + n / 2], and so on with half the length. Overwrites the terms.
-template <size_t kVectors>
-HWY_INLINE float tree_sum(VecF (&terms)[kVectors]) {
-  for (size_t half = kVectors / 2; half > 0; half /= 2) {
-    for (size_t v = 0; v < half; ++v) terms[v] = hn::Add(terms[v], terms[v + half]);
+// tree_sum of tbq4.cpp over term(0), ..., term(kVectors - 1) without keeping the terms: the sum of every
+// kStep-th from kFirst on is that of every 2 kStep-th from kFirst plus that from kFirst + kStep.
+template <size_t kVectors, size_t kFirst = 0, size_t kStep = 1, typename Term>
+HWY_INLINE auto tree_of(const Term& term) {
+  if constexpr (kStep == kVectors) {
+    return term(kFirst);
+  } else {
+    const auto a = tree_of<kVectors, kFirst, 2 * kStep>(term);
+    return a + tree_of<kVectors, kFirst + kStep, 2 * kStep>(term);
   }
-  return lane_tree(terms[0]);
 }
 
-// How many thresholds are <= v (none where v is not a number), and the centroid of that code.
-class Codebook {
- public:
-#if HWY_TARGET == HWY_AVX3
-  // A search in four steps; the middle threshold is 0.
-  HWY_INLINE Codebook() {
-    const F32 d;
-    HWY_ALIGN float two[16] = {}, one[16] = {};
-    for (size_t i = 0; i < 15; ++i) one[i] = kThresholds[i];
-    for (size_t i = 0; i < 14; ++i) two[i] = kThresholds[i + 1];
-    centroids_ = hn::LoadU(d, kCentroids.data());
-    two_ = hn::Load(d, two);
-    one_ = hn::Load(d, one);
+struct Sum {
+  VecF total;
+  HWY_INLINE Sum operator+(const Sum& other) const { return {hn::Add(total, other.total)}; }
+};
+struct TwoSums {
+  VecF dot, squares;
+  HWY_INLINE TwoSums operator+(const TwoSums& other) const {
+    return {hn::Add(dot, other.dot), hn::Add(squares, other.squares)};
   }
-  HWY_INLINE VecI code(VecF v) const {
-    const F32 d;
-    const I32 di;
-    const auto at_least = [&](VecF threshold) HWY_ATTR { return hn::RebindMask(di, hn::Le(threshold, v)); };
-    const auto upper = at_least(hn::Set(d, kThresholds[7]));
-    VecI code = hn::IfThenElseZero(upper, hn::Set(di, 8));
-    const VecF quarter =
-        hn::IfThenElse(hn::RebindMask(d, upper), hn::Set(d, kThresholds[11]), hn::Set(d, kThresholds[3]));
-    code = hn::Add(code, hn::IfThenElseZero(at_least(quarter), hn::Set(di, 4)));
-    code = hn::Add(code, hn::IfThenElseZero(at_least(looked_up(two_, code)), hn::Set(di, 2)));
-    return hn::Add(code, hn::IfThenElseZero(at_least(looked_up(one_, code)), hn::Set(di, 1)));
-  }
-  HWY_INLINE VecF centroid(VecI code) const { return looked_up(centroids_, code); }
-
- private:
-  static HWY_INLINE VecF looked_up(VecF table, VecI code) {
-    return hn::TableLookupLanes(table, hn::IndicesFromVec(F32(), code));
-  }
-  VecF centroids_, two_, one_;
-#else
-  HWY_INLINE VecI code(VecF v) const {
-    const F32 d;
-    const I32 di;
-    VecI code = hn::Zero(di);
-    for (const float threshold : kThresholds) {  // a mask is -1 where it holds
-      code = hn::Sub(code, hn::VecFromMask(di, hn::RebindMask(di, hn::Le(hn::Set(d, threshold), v))));
-    }
-    return code;
-  }
-  HWY_INLINE VecF centroid(VecI code) const {
-    HWY_ALIGN int32_t index[kLanes];
-    HWY_ALIGN float value[kLanes];
-    hn::Store(code, I32(), index);
-    for (size_t i = 0; i < kLanes; ++i) value[i] = kCentroids[static_cast<size_t>(index[i])];
-    return hn::Load(F32(), value);
-  }
-#endif
 };
 
-struct Candidate {
-  HWY_ALIGN int32_t codes[128];
+// The codebook is symmetric, so magnitudes are rounded: `level` counts the positive thresholds at or below a
+// value, 0..7. A value on a threshold belongs to the code above it, so a negative one on a threshold has the
+// lower magnitude: its magnitude is made one ulp smaller, and then the same comparison serves both signs.
+class Levels {
+ public:
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+  // A search in three steps; the last threshold and the centroid come from tables of eight.
+  HWY_INLINE Levels() {
+    HWY_ALIGN float last[kLanes], centroids[kLanes];
+    for (size_t i = 0; i < kLanes; ++i) {
+      last[i] = threshold(i % 8 / 2 * 2);
+      centroids[i] = kPositiveCentroids[i % 8];
+    }
+    last_ = hn::Load(F32(), last);
+    centroids_ = hn::Load(F32(), centroids);
+  }
+  HWY_INLINE VecI level(VecF v) const {
+    const F32 d;
+    const I32 di;
+    const auto upper = hn::Le(hn::Set(d, threshold(3)), v);
+    const auto middle = hn::Le(hn::IfThenElse(upper, hn::Set(d, threshold(5)), hn::Set(d, threshold(1))), v);
+    const VecI level = hn::Or(hn::IfThenElseZero(hn::RebindMask(di, upper), hn::Set(di, 4)),
+                              hn::IfThenElseZero(hn::RebindMask(di, middle), hn::Set(di, 2)));
+    const auto odd = hn::Le(looked_up(last_, level), v);
+    return hn::Sub(level, hn::VecFromMask(di, hn::RebindMask(di, odd)));
+  }
+  HWY_INLINE VecF centroid(VecF v) const { return looked_up(centroids_, level(v)); }
+
+ private:
+  static HWY_INLINE VecF looked_up(VecF table, VecI index) {
+    return hn::TableLookupLanes(table, hn::IndicesFromVec(F32(), index));
+  }
+  VecF last_, centroids_;
+#else
+  HWY_INLINE VecI level(VecF v) const {
+    const I32 di;
+    VecI level = hn::Zero(di);
+    for (size_t i = 0; i < 7; ++i) {  // a mask is -1 where it holds
+      level =
+          hn::Sub(level, hn::VecFromMask(di, hn::RebindMask(di, hn::Le(hn::Set(F32(), threshold(i)), v))));
+    }
+    return level;
+  }
+  HWY_INLINE VecF centroid(VecF v) const {
+    const F32 d;
+    VecF centroid = hn::Set(d, kPositiveCentroids[0]);
+    for (size_t i = 0; i < 7; ++i) {
+      const auto above = hn::Le(hn::Set(d, threshold(i)), v);
+      centroid = hn::IfThenElse(above, hn::Set(d, kPositiveCentroids[i + 1]), centroid);
+    }
+    return centroid;
+  }
+
+ private:
+#endif
+  static constexpr float threshold(size_t i) { return kThresholds[8 + i]; }  // the positive ones
+};
+
+// A rotated block of finite values, as magnitudes and signs.
+template <size_t kVectors>
+struct Magnitudes {
+  VecF y[kVectors];
+  VecI below[kVectors];  // -1 where the value is negative, else 0
+
+  HWY_INLINE explicit Magnitudes(const VecF (&values)[kVectors]) {
+    for (size_t v = 0; v < kVectors; ++v) {
+      y[v] = hn::Abs(values[v]);
+      below[v] = hn::BroadcastSignBit(hn::BitCast(I32(), values[v]));
+    }
+  }
+  // What Levels compares. (A negative zero becomes a NaN and so falls to level 0, where it belongs.)
+  HWY_INLINE VecF scaled(size_t v, VecF inverse) const {
+    return hn::BitCast(F32(), hn::Add(hn::BitCast(I32(), hn::Mul(y[v], inverse)), below[v]));
+  }
+};
+
+struct Rounded {
   float dot = 0, squares = 0;
 };
 
+// <y, c> and <c, c> of round_block in tbq4.cpp: value and centroid have the same sign, so that the product of
+// the magnitudes is theirs to the bit.
 template <size_t kVectors>
-HWY_INLINE void round_block(const Codebook& book, const VecF (&y)[kVectors], float rms, float pre_scale,
-                            Candidate& candidate) {
-  const VecF inverse = hn::Set(F32(), 1.0F / (pre_scale * rms));
-  VecF dot[kVectors], squares[kVectors];
-  for (size_t v = 0; v < kVectors; ++v) {
-    const VecI code = book.code(hn::Mul(y[v], inverse));
-    hn::Store(code, I32(), candidate.codes + v * kLanes);
-    const VecF centroid = book.centroid(code);
-    dot[v] = hn::Mul(y[v], centroid);
-    squares[v] = hn::Mul(centroid, centroid);
-  }
-  candidate.dot = tree_sum(dot);
-  candidate.squares = tree_sum(squares);
+HWY_INLINE Rounded round_block(const Levels& levels, const Magnitudes<kVectors>& block, VecF inverse) {
+  const TwoSums sums = tree_of<kVectors>([&](size_t v) HWY_ATTR {
+    const VecF centroid = levels.centroid(block.scaled(v, inverse));
+    return TwoSums{hn::Mul(block.y[v], centroid), hn::Mul(centroid, centroid)};
+  });
+  return {lane_tree(sums.dot), lane_tree(sums.squares)};
 }
 
-// best_candidate of tbq4.cpp, between two buffers. Returns the chosen one.
+HWY_INLINE float inverse_scale(float pre_scale, float rms) { return 1.0F / (pre_scale * rms); }
+
+// best_candidate of tbq4.cpp. Returns the inverse that makes its codes.
 template <size_t kVectors>
-HWY_INLINE const Candidate& best_candidate(const Codebook& book, const VecF (&y)[kVectors], float rms,
-                                           float energy, Candidate (&buffers)[2]) {
-  size_t best = 0;
-  float best_score = 0;
+HWY_INLINE float best_inverse(const Levels& levels, const Magnitudes<kVectors>& block, float rms,
+                              float energy, Rounded& best) {
+  float best_score = 0, best_inverse = 0;
   for (size_t i = 0; i < kPreScales.size(); ++i) {
-    Candidate& candidate = buffers[i == 0 ? 0 : 1 - best];
-    round_block(book, y, rms, kPreScales[i], candidate);
-    const float score = (candidate.dot * candidate.dot) / (candidate.squares * energy);
+    const float inverse = inverse_scale(kPreScales[i], rms);
+    const Rounded rounded = round_block(levels, block, hn::Set(F32(), inverse));
+    const float score = (rounded.dot * rounded.dot) / (rounded.squares * energy);
     if (i == 0 || score > best_score) {
-      best = static_cast<size_t>(&candidate - buffers);
+      best = rounded;
       best_score = score;
+      best_inverse = inverse;
     }
   }
-  return buffers[best];
+  return best_inverse;
+}
+
+// Code 8 + level, or 7 - level of a negative value; two a byte, the first in the low half.
+template <size_t kVectors>
+HWY_INLINE void store_codes(const Levels& levels, const Magnitudes<kVectors>& block, VecF inverse,
+                            uint8_t* codes) {
+  const I32 di;
+  const hn::Rebind<uint8_t, I32> bytes_of_lanes;
+  HWY_ALIGN uint8_t bytes[kVectors * kLanes];
+  for (size_t v = 0; v < kVectors; ++v) {
+    // A zero counts as positive, and so does a product that became one.
+    const VecF magnitude = hn::Mul(block.y[v], inverse);
+    const auto positive =
+        hn::Or(hn::Eq(block.below[v], hn::Zero(di)), hn::RebindMask(di, hn::Eq(magnitude, hn::Zero(F32()))));
+    const VecI level = levels.level(block.scaled(v, inverse));
+    const VecI code =
+        hn::IfThenElse(positive, hn::Add(hn::Set(di, 8), level), hn::Sub(hn::Set(di, 7), level));
+    hn::StoreU(hn::DemoteTo(bytes_of_lanes, code), bytes_of_lanes, bytes + v * kLanes);
+  }
+  const hn::Repartition<int16_t, F32> pairs;
+  const hn::Rebind<uint8_t, decltype(pairs)> halves;
+  for (size_t i = 0; i < sizeof(bytes); i += 2 * hn::Lanes(pairs)) {
+    const auto pair = hn::LoadU(pairs, reinterpret_cast<const int16_t*>(bytes + i));
+    const auto packed = hn::And(hn::Or(pair, hn::ShiftRight<4>(pair)), hn::Set(pairs, 255));
+    hn::StoreU(hn::DemoteTo(halves, packed), halves, codes + i / 2);
+  }
 }
 
 // One block of x[kBlock]. Returns 1 where the norm saturated, else 0.
 template <size_t kBlock>
 HWY_NOINLINE int64_t encode_block(const float* x, EncodeMode mode, uint8_t* codes, uint16_t* norm) {
   constexpr size_t kVectors = kBlock / kLanes;
-  const Codebook book;
-  VecF y[kVectors], squares[kVectors];
+  VecF y[kVectors];
   rotate(x, y);
-  for (size_t v = 0; v < kVectors; ++v) squares[v] = hn::Mul(y[v], y[v]);
-  const float energy = tree_sum(squares);
+  const float energy =
+      lane_tree(tree_of<kVectors>([&](size_t v) HWY_ATTR { return Sum{hn::Mul(y[v], y[v])}; }).total);
+  if (!std::isfinite(energy)) {  // infinite or no numbers: the definition decides
+    HWY_ALIGN float rotated[kBlock];
+    for (size_t v = 0; v < kVectors; ++v) hn::Store(y[v], F32(), rotated + v * kLanes);
+    return encode_rotated_block(rotated, kBlock, mode, codes, norm);
+  }
   const float rms = std::sqrt(energy / static_cast<float>(kBlock));
   int64_t saturated = 0;
   *norm = 0;
   if (rms != 0) {
-    Candidate buffers[2];
-    const bool quality = mode == EncodeMode::quality;
-    if (!quality) round_block(book, y, rms, 1.0F, buffers[0]);
-    const Candidate& chosen = quality ? best_candidate(book, y, rms, energy, buffers) : buffers[0];
-    *norm = scale_to_f16(quality ? energy / chosen.dot : std::sqrt(energy) / std::sqrt(chosen.squares),
-                         saturated);
-    for (size_t j = 0; j < kBlock / 2; ++j) {
-      codes[j] = static_cast<uint8_t>(chosen.codes[2 * j] | (chosen.codes[2 * j + 1] << 4));
+    const Levels levels;
+    const Magnitudes<kVectors> block(y);
+    Rounded rounded;
+    float inverse = inverse_scale(1.0F, rms);
+    if (mode == EncodeMode::quality) {
+      inverse = best_inverse(levels, block, rms, energy, rounded);
+      *norm = scale_to_f16(energy / rounded.dot, saturated);
+    } else {
+      rounded = round_block(levels, block, hn::Set(F32(), inverse));
+      *norm = scale_to_f16(std::sqrt(energy) / std::sqrt(rounded.squares), saturated);
     }
+    store_codes(levels, block, hn::Set(F32(), inverse), codes);
   }
   if (*norm == 0) std::memset(codes, 0, kBlock / 2);
   return saturated;
