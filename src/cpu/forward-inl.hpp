@@ -24,6 +24,9 @@ namespace HWY_NAMESPACE {
 // takes 128 KiB of the second cache at head_dim 128. Wide heads halve it to stay within half a megabyte.
 constexpr int64_t key_tile(size_t dims) { return dims <= 512 ? 128 : 64; }
 
+// Each part of a step loads and stores the sums of its rows once, which costs as much as two or three keys.
+inline constexpr size_t kMinPartKeys = 8;
+
 class ForwardBlock {
  public:
   explicit ForwardBlock(const RowBlock& block)
@@ -112,8 +115,11 @@ class ForwardBlock {
     const size_t keys = static_cast<size_t>(end - begin);
     const size_t key_row = tile_row(head_dim_), value_row = tile_row(head_dim_v_);
     const size_t width = kVectors * kLanes;
-    multiply<kVectors, Order::by_row>(keys, head_dim_, {keys_ + first * key_row, key_row},
-                                      {panel.query, width}, scores_, width, false);
+    for_parts<kVectors>(panel, begin, end, [&]<size_t kPart>(const Part& part) HWY_ATTR {
+      multiply<kPart, Order::by_row>(part.keys, head_dim_, {keys_ + (first + part.key) * key_row, key_row},
+                                     {panel.query + part.lane, width}, scores_ + part.key * width + part.lane,
+                                     width, false);
+    });
     const Scores scores{scores_, width};
     if (block_.problem->has_score_transform()) {
       scale_and_cap<kVectors>(*block_.problem, keys, scores);
@@ -121,8 +127,42 @@ class ForwardBlock {
     }
     mask<kVectors>(block_, panel, begin, end, scores);
     online_softmax<kVectors>(panel, keys);
-    multiply<kVectors, Order::by_column>(head_dim_v_, keys, {values_ + first * value_row, value_row},
-                                         {scores_, width}, panel.out, width, true);
+    for_parts<kVectors>(panel, begin, end, [&]<size_t kPart>(const Part& part) HWY_ATTR {
+      multiply<kPart, Order::by_column>(
+          head_dim_v_, part.keys, {values_ + (first + part.key) * value_row, value_row},
+          {scores_ + part.key * width + part.lane, width}, panel.out + part.lane, width, true);
+    });
+  }
+
+  // Keys [key, key + keys) of those that a step takes, for the vectors of rows from `lane` on.
+  struct Part {
+    size_t key, keys, lane;
+  };
+
+  // Keys [begin, end) for all vectors of a panel, but those at either end that only one half of its rows sees
+  // for that half alone: with a window of 256 keys and panels of 32 rows, 16 of 287 keys less. The scores of
+  // the other half are masked in any case, and its sums would only gain zeros.
+  template <size_t kVectors, typename Call>
+  HWY_INLINE void for_parts(const ForwardPanel& panel, int64_t begin, int64_t end, const Call& call) {
+    const auto all = [&](size_t key, size_t keys) HWY_ATTR {
+      call.template operator()<kVectors>(Part{key, keys, 0});
+    };
+    const size_t keys = static_cast<size_t>(end - begin);
+    if constexpr (kVectors == 1) {
+      all(0, keys);
+    } else {
+      constexpr size_t kFirst = kVectors / 2, kSecond = kVectors - kFirst;
+      if (panel.core.begin <= begin && end <= panel.core.end) return all(0, keys);
+      const int64_t middle = panel.begin + static_cast<int64_t>(kFirst * kLanes);
+      size_t from = static_cast<size_t>(std::clamp(block_.hull(middle, panel.end).begin, begin, end) - begin);
+      size_t to = static_cast<size_t>(std::clamp(block_.hull(panel.begin, middle).end, begin, end) - begin);
+      if (from < kMinPartKeys) from = 0;
+      if (to + kMinPartKeys > keys) to = keys;
+      to = std::max(from, to);
+      if (from > 0) call.template operator()<kFirst>(Part{0, from, 0});
+      if (from < to) all(from, to - from);
+      if (to < keys) call.template operator()<kSecond>(Part{to, keys - to, kFirst * kLanes});
+    }
   }
 
   // scores become p = exp(score - row_max); row_max, row_sum and out move to the new maximum.
