@@ -1,13 +1,14 @@
 // Decode over caches: the same bits at any number of threads and in any batch, values inside keys (MLA), and
 // the stated accuracy of int16 arithmetic over tbq4.
 
-#include "cpu/targets.hpp"
+#include "core/simd_targets.hpp"
 
 #include <gtest/gtest.h>
 #include <hwy/highway.h>
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <optional>
 
 #include "check/cache_builder.hpp"
@@ -155,6 +156,29 @@ class CpuDecodeOnTarget : public testing::TestWithParam<int64_t> {
   void SetUp() override { hwy::GetChosenTarget().Update(GetParam()); }
   void TearDown() override { hwy::GetChosenTarget().DeInit(); }
 };
+
+// A query that is no number leaves no number behind, and only in its own row: a finite answer would hide it
+// from nan_guard. The numbers of rows go through decode and through the panels of forward.
+TEST_P(CpuDecodeOnTarget, ShowsAQueryThatIsNoNumber) {
+  for (const KvFormat format : kFormats) {
+    for (const int64_t rows : {1, 40}) {
+      Step step;
+      step.rows = rows;
+      step.k_format = step.v_format = format;
+      step.seqlens = {300, 300};
+      step.build();
+      const Step::Outputs before = step.run(on("cpu"));
+      step.query.set(5, std::numeric_limits<float>::quiet_NaN());  // row 0, head 0
+      const Step::Outputs after = step.run(on("cpu"));
+      for (int64_t i = 0; i < step.head_dim_v; ++i) {
+        ASSERT_TRUE(std::isnan(after.out.get(i))) << name_of(format) << ", rows " << rows << ", value " << i;
+      }
+      EXPECT_TRUE(std::isnan(after.lse.get(0))) << name_of(format) << ", rows " << rows;
+      const int64_t sequence = before.out.tensor().numel() / 2;
+      for (int64_t i = sequence; i < 2 * sequence; ++i) ASSERT_EQ(before.out.get(i), after.out.get(i));
+    }
+  }
+}
 
 // Against attention over the decoded values in double, from diffuse to sharp softmax, at every block size.
 TEST_P(CpuDecodeOnTarget, StaysWithinTheStatedErrorOverTbq4) {
