@@ -9,7 +9,6 @@
 #endif
 
 #include <algorithm>
-#include <utility>
 
 #include "cpu/decode_plan.hpp"
 #include "cpu/decode_softmax-inl.hpp"
@@ -126,8 +125,8 @@ HWY_INLINE void with_rows(size_t rows, const Call& call) {
 }
 
 // Rows that are taken together next: never one alone after a full set.
-constexpr size_t next_rows(size_t left) {
-  return left <= kMaxRows ? left : left < 2 * kMaxRows ? (left + 1) / 2 : kMaxRows;
+constexpr size_t next_rows(size_t left, size_t most) {
+  return left <= most ? left : left < 2 * most ? (left + 1) / 2 : most;
 }
 
 template <bool kVnni>
@@ -180,11 +179,10 @@ class DecodeSplit {
     weights_.units = scratch.take(rows_ * weights_.blocks);
   }
 
-  // Keys [begin, end), whose rows key_tile_ holds; the next tile is [end, next_end).
+  // Keys [begin, end), whose rows key_tile_ holds; the next tile is [end, next_end). Values are asked for
+  // while scores are computed, the next keys while values are added.
   void visit(int64_t begin, int64_t end, int64_t next_end) {
     load_key_tile(values_, begin, end, value_tile_);
-    ahead_ = RowsAhead(value_tile_, value_bytes_);
-    read_through(key_tile_, key_bytes_);
     score();
     for (size_t r = 0; r < rows_; ++r) {
       const ScoreRow row{block_, static_cast<int64_t>(r), begin, key_tile_.count, scores_ + r * kTileKeys};
@@ -192,17 +190,10 @@ class DecodeSplit {
       mask_row(row);
       factors_[r] = online_softmax_row(row, partial_.row_max[r], partial_.row_sum[r]);
     }
-    ahead_ = RowsAhead();
-    if (end < next_end) {
-      load_key_tile(keys_, end, next_end, key_tile_);
-      ahead_ = RowsAhead(key_tile_, key_bytes_);
-    }
-    read_through(value_tile_, value_bytes_);
+    key_tile_.count = 0;
+    if (end < next_end) load_key_tile(keys_, end, next_end, key_tile_);
     add_values_of_tile();
   }
-
-  // The rows ahead, the first time that it is asked.
-  RowsAhead take_ahead() { return std::exchange(ahead_, RowsAhead()); }
 
   void score() {
     switch (keys_.format()) {
@@ -221,17 +212,18 @@ class DecodeSplit {
 
   template <KvFormat kFormat>
   void score_format() {
+    constexpr size_t kMost = kFormat == KvFormat::tbq4 ? kMaxTbq4Rows : kMaxRows;
     const size_t stride = group_.layout.query_stride;
     for (size_t r = 0; r < rows_;) {
-      const size_t n = next_rows(rows_ - r);
+      const size_t n = next_rows(rows_ - r, kMost);
       float* queries = group_.queries + r * stride;
       float* scores = scores_ + r * kTileKeys;
-      with_rows<kMaxRows>(n, [&]<size_t kRows>() HWY_ATTR {
+      const RowsAhead ahead(value_tile_, value_bytes_, r, r + n, rows_);
+      with_rows<kMost>(n, [&]<size_t kRows>() HWY_ATTR {
         if constexpr (kFormat == KvFormat::tbq4) {
-          score_tbq4<kVnni, kRows>(key_tile_, take_ahead(), tbq4_query(keys_, queries, group_.layout),
-                                   scores);
+          score_tbq4<kVnni, kRows>(key_tile_, ahead, tbq4_query(keys_, queries, group_.layout), scores);
         } else {
-          score_rows<kFormat, kRows>(key_tile_, take_ahead(), keys_.dim(), queries, stride, scores);
+          score_rows<kFormat, kRows>(key_tile_, ahead, keys_.dim(), queries, stride, scores);
         }
       });
       r += n;
@@ -257,16 +249,18 @@ class DecodeSplit {
 
   template <KvFormat kFormat>
   void add_format() {
+    constexpr size_t kMost = kFormat == KvFormat::tbq4 ? kMaxTbq4Rows : kMaxRows;
     const size_t stride = group_.layout.out_stride;
     for (size_t r = 0; r < rows_;) {
-      const size_t n = next_rows(rows_ - r);
+      const size_t n = next_rows(rows_ - r, kMost);
       float* out = partial_.out + r * stride;
-      with_rows<kMaxRows>(n, [&]<size_t kRows>() HWY_ATTR {
+      const RowsAhead ahead(key_tile_, key_bytes_, r, r + n, rows_);
+      with_rows<kMost>(n, [&]<size_t kRows>() HWY_ATTR {
         if constexpr (kFormat == KvFormat::tbq4) {
-          add_tbq4<kVnni, kRows>(value_tile_, take_ahead(), weights_, r, factors_ + r, out, stride);
+          add_tbq4<kVnni, kRows>(value_tile_, ahead, weights_, r, factors_ + r, out, stride);
         } else {
-          add_values<kFormat, kRows>(value_tile_, take_ahead(), values_.dim(), scores_ + r * kTileKeys,
-                                     factors_ + r, out, stride);
+          add_values<kFormat, kRows>(value_tile_, ahead, values_.dim(), scores_ + r * kTileKeys, factors_ + r,
+                                     out, stride);
         }
       });
       r += n;
@@ -283,7 +277,6 @@ class DecodeSplit {
   float* scores_ = nullptr;   // [rows][kTileKeys]
   float* factors_ = nullptr;  // [rows]
   Tbq4Weights weights_;
-  RowsAhead ahead_;
   KeyTile key_tile_, value_tile_;
 };
 

@@ -22,15 +22,25 @@ namespace HWY_NAMESPACE {
 
 #if HWY_TARGET != HWY_SCALAR
 
-// Query rows that share a value in registers. Scores: 4 keys x rows sums + 4 keys + 1 query; values: vectors
-// x rows sums + vectors + 1 weight. With 16 registers 2 rows fit, with 32 registers 4.
+// Query rows that take a loaded value together, at most, and the sums that they keep in registers:
+//   scores: rows x keys sums; up to kFewRows rows meet four keys at a time, more rows two
+//   values: rows x vectors sums
+// and beside them the smaller side of the two, with one vector of the larger side at a time. Every f16 is
+// converted once for up to kMaxRows rows: 7 query heads of a KV head take one pass (32 registers) or two.
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_EMU128
-inline constexpr size_t kMaxRows = 2;
-inline constexpr size_t kValueSums = 8;
+inline constexpr size_t kMaxRows = 6, kFewRows = 3, kValueSums = 12;  // 12 + 3 + 1 of 16 registers
 #else
-inline constexpr size_t kMaxRows = 4;
-inline constexpr size_t kValueSums = 16;
+inline constexpr size_t kMaxRows = 8, kFewRows = 4, kValueSums = 16;  // 16 + 4 + 1 of 32 registers
 #endif
+
+// Loaded once and kept: the compiler would rather load a value again for every multiply-add that takes it,
+// and loads would bind (10 for 8 multiply-adds of four rows and two keys, where 6 are needed).
+HWY_INLINE VecF in_register(VecF v) {
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+  asm("" : "+v"(v.raw));
+#endif
+  return v;
+}
 
 // The first n elements of `from`, n < a vector's worth, and zeros: for rows whose end may be the end of
 // memory.
@@ -110,36 +120,52 @@ class RowReader<KvFormat::q8> {
   const float* scales_;
 };
 
-// Keys [first, first + 4) against kRows queries: {q . key 0, .. 1, .. 2, .. 3} in parts, one part a block.
-template <KvFormat kFormat, size_t kRows>
-HWY_INLINE void score_four(const KeyTile& tile, size_t first, size_t dim, const float* HWY_RESTRICT query,
-                           size_t query_stride, VecF (&parts)[kRows][kBlocks], size_t part) {
+// sum[row][first_sum + k] = query[row] . key[first + k] for kKeys keys, to be summed over lanes.
+template <KvFormat kFormat, size_t kRows, size_t kKeys>
+HWY_INLINE void multiply_keys(const KeyTile& tile, size_t first, size_t dim, const float* HWY_RESTRICT query,
+                              size_t query_stride, VecF (&sum)[kRows][4], size_t first_sum) {
   const F32 d;
-  const RowReader<kFormat> key[4] = {{tile, first}, {tile, first + 1}, {tile, first + 2}, {tile, first + 3}};
-  VecF sum[kRows][4];
-#pragma GCC unroll 4
+  using Reader = RowReader<kFormat>;
+  const Reader key[4] = {
+      {tile, first}, {tile, first + 1}, {tile, first + kKeys / 2}, {tile, first + kKeys - 1}};
+  VecF s[kRows][kKeys];
+#pragma GCC unroll 8
   for (size_t r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-    for (size_t k = 0; k < 4; ++k) sum[r][k] = hn::Zero(d);
+    for (size_t k = 0; k < kKeys; ++k) s[r][k] = hn::Zero(d);
   }
-  const auto add = [&](size_t i, VecF k0, VecF k1, VecF k2, VecF k3) HWY_ATTR {
+  const auto add = [&](size_t i, const auto& value_of) HWY_ATTR {
+    if constexpr (kRows < kKeys) {  // all queries, one key at a time
+      VecF q[kRows];
+#pragma GCC unroll 8
+      for (size_t r = 0; r < kRows; ++r) q[r] = in_register(hn::Load(d, query + r * query_stride + i));
 #pragma GCC unroll 4
-    for (size_t r = 0; r < kRows; ++r) {
-      const VecF q = hn::Load(d, query + r * query_stride + i);
-      sum[r][0] = hn::MulAdd(q, k0, sum[r][0]);
-      sum[r][1] = hn::MulAdd(q, k1, sum[r][1]);
-      sum[r][2] = hn::MulAdd(q, k2, sum[r][2]);
-      sum[r][3] = hn::MulAdd(q, k3, sum[r][3]);
+      for (size_t k = 0; k < kKeys; ++k) {
+        const VecF value = in_register(value_of(key[k]));
+#pragma GCC unroll 8
+        for (size_t r = 0; r < kRows; ++r) s[r][k] = hn::MulAdd(q[r], value, s[r][k]);
+      }
+    } else {  // all keys, one query at a time
+      VecF value[kKeys];
+#pragma GCC unroll 4
+      for (size_t k = 0; k < kKeys; ++k) value[k] = in_register(value_of(key[k]));
+#pragma GCC unroll 8
+      for (size_t r = 0; r < kRows; ++r) {
+        const VecF q = in_register(hn::Load(d, query + r * query_stride + i));
+#pragma GCC unroll 4
+        for (size_t k = 0; k < kKeys; ++k) s[r][k] = hn::MulAdd(q, value[k], s[r][k]);
+      }
     }
   };
   size_t i = 0;
-  for (; i + kLanes <= dim; i += kLanes) add(i, key[0].at(i), key[1].at(i), key[2].at(i), key[3].at(i));
+  for (; i + kLanes <= dim; i += kLanes) add(i, [&](const Reader& row) HWY_ATTR { return row.at(i); });
   if (const size_t n = dim - i; n > 0) {
-    add(i, key[0].tail(i, n), key[1].tail(i, n), key[2].tail(i, n), key[3].tail(i, n));
+    add(i, [&](const Reader& row) HWY_ATTR { return row.tail(i, n); });
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (size_t r = 0; r < kRows; ++r) {
-    parts[r][part] = sum_in_blocks(sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
+#pragma GCC unroll 4
+    for (size_t k = 0; k < kKeys; ++k) sum[r][first_sum + k] = s[r][k];
   }
 }
 
@@ -148,11 +174,21 @@ HWY_INLINE void score_four(const KeyTile& tile, size_t first, size_t dim, const 
 template <KvFormat kFormat, size_t kRows>
 HWY_NOINLINE void score_rows(const KeyTile& tile, RowsAhead ahead, size_t dim, const float* query,
                              size_t query_stride, float* HWY_RESTRICT scores) {
+  constexpr size_t kKeys = kRows <= kFewRows ? 4 : 2;
+  ahead.spread((tile.count + kKeys - 1) / kKeys);
   for (size_t first = 0; first < tile.count; first += kLanes) {
     VecF parts[kRows][kBlocks];
     for (size_t part = 0; part < kBlocks; ++part) {
-      ahead.fetch(first + 4 * part, 4);
-      score_four<kFormat, kRows>(tile, first + 4 * part, dim, query, query_stride, parts, part);
+      VecF sum[kRows][4];
+#pragma GCC unroll 2
+      for (size_t k = 0; k < 4; k += kKeys) {
+        ahead.step();
+        multiply_keys<kFormat, kRows, kKeys>(tile, first + 4 * part + k, dim, query, query_stride, sum, k);
+      }
+#pragma GCC unroll 8
+      for (size_t r = 0; r < kRows; ++r) {
+        parts[r][part] = sum_in_blocks(sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
+      }
     }
     for (size_t r = 0; r < kRows; ++r) {
       hn::Store(sum_across_blocks(parts[r]), F32(), scores + r * kTileKeys + first);
@@ -160,14 +196,48 @@ HWY_NOINLINE void score_rows(const KeyTile& tile, RowsAhead ahead, size_t dim, c
   }
 }
 
-// The vectors of out from i on: kVectors whole ones, or one whose values end after n lanes.
+// sum[row][v] += p[row][key] * (vector v of the key's values): kVectors whole ones from i on, or one whose
+// values end after n lanes.
 template <KvFormat kFormat, size_t kRows, size_t kVectors, bool kTail>
-HWY_INLINE void add_values_at(const KeyTile& tile, RowsAhead ahead, size_t i, size_t n,
+HWY_INLINE void add_value(const KeyTile& tile, size_t key, size_t i, size_t n, const float* HWY_RESTRICT p,
+                          VecF (&sum)[kRows][kVectors]) {
+  const RowReader<kFormat> row(tile, key);
+  const auto value_of = [&](size_t v) HWY_ATTR { return kTail ? row.tail(i, n) : row.at(i + v * kLanes); };
+  const auto weight_of = [&](size_t r) HWY_ATTR { return hn::Set(F32(), p[r * kTileKeys + key]); };
+  if constexpr (kRows < kVectors) {  // all rows, one vector of values at a time
+    VecF weight[kRows];
+#pragma GCC unroll 8
+    for (size_t r = 0; r < kRows; ++r) weight[r] = weight_of(r);
+#pragma GCC unroll 8
+    for (size_t v = 0; v < kVectors; ++v) {
+      const VecF value = in_register(value_of(v));
+#pragma GCC unroll 8
+      for (size_t r = 0; r < kRows; ++r) sum[r][v] = hn::MulAdd(weight[r], value, sum[r][v]);
+    }
+  } else {  // all values, one row at a time
+    VecF value[kVectors];
+#pragma GCC unroll 8
+    for (size_t v = 0; v < kVectors; ++v) value[v] = in_register(value_of(v));
+#pragma GCC unroll 8
+    for (size_t r = 0; r < kRows; ++r) {
+      const VecF weight = weight_of(r);
+#pragma GCC unroll 8
+      for (size_t v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(weight, value[v], sum[r][v]);
+    }
+  }
+}
+
+// Keys between two steps ahead.
+inline constexpr size_t kKeysPerStep = 4;
+
+// The vectors of out from i on, over all keys.
+template <KvFormat kFormat, size_t kRows, size_t kVectors, bool kTail>
+HWY_INLINE void add_values_at(const KeyTile& tile, RowsAhead& ahead, size_t i, size_t n,
                               const float* HWY_RESTRICT p, const float* HWY_RESTRICT factor,
                               float* HWY_RESTRICT out, size_t out_stride) {
   const F32 d;
   VecF sum[kRows][kVectors];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (size_t r = 0; r < kRows; ++r) {
     const VecF f = hn::Set(d, factor[r]);
 #pragma GCC unroll 8
@@ -175,20 +245,16 @@ HWY_INLINE void add_values_at(const KeyTile& tile, RowsAhead ahead, size_t i, si
       sum[r][v] = hn::Mul(f, hn::Load(d, out + r * out_stride + i + v * kLanes));
     }
   }
-  for (size_t key = 0; key < tile.count; ++key) {
-    ahead.fetch(key, 1);
-    const RowReader<kFormat> row(tile, key);
-    VecF value[kVectors];
-#pragma GCC unroll 8
-    for (size_t v = 0; v < kVectors; ++v) value[v] = kTail ? row.tail(i, n) : row.at(i + v * kLanes);
+  size_t key = 0;
+  for (; key + kKeysPerStep <= tile.count; key += kKeysPerStep) {
+    ahead.step();
 #pragma GCC unroll 4
-    for (size_t r = 0; r < kRows; ++r) {
-      const VecF weight = hn::Set(d, p[r * kTileKeys + key]);
-#pragma GCC unroll 8
-      for (size_t v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(weight, value[v], sum[r][v]);
+    for (size_t k = 0; k < kKeysPerStep; ++k) {
+      add_value<kFormat, kRows, kVectors, kTail>(tile, key + k, i, n, p, sum);
     }
   }
-#pragma GCC unroll 4
+  for (; key < tile.count; ++key) add_value<kFormat, kRows, kVectors, kTail>(tile, key, i, n, p, sum);
+#pragma GCC unroll 8
   for (size_t r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
     for (size_t v = 0; v < kVectors; ++v) hn::Store(sum[r][v], d, out + r * out_stride + i + v * kLanes);
@@ -201,7 +267,6 @@ HWY_INLINE size_t add_whole_values(const KeyTile& tile, RowsAhead& ahead, size_t
                                    const float* p, const float* factor, float* out, size_t out_stride) {
   for (; i + kVectors * kLanes <= dim; i += kVectors * kLanes) {
     add_values_at<kFormat, kRows, kVectors, false>(tile, ahead, i, 0, p, factor, out, out_stride);
-    ahead = RowsAhead();  // fetched by now
   }
   if constexpr (kVectors > 1) {
     i = add_whole_values<kFormat, kRows, kVectors / 2>(tile, ahead, i, dim, p, factor, out, out_stride);
@@ -214,6 +279,7 @@ template <KvFormat kFormat, size_t kRows>
 HWY_NOINLINE void add_values(const KeyTile& tile, RowsAhead ahead, size_t dim, const float* p,
                              const float* factor, float* out, size_t out_stride) {
   constexpr size_t kVectors = std::min<size_t>(8, std::bit_floor(kValueSums / kRows));
+  ahead.spread(dim / (kVectors * kLanes) * (tile.count / kKeysPerStep));
   const size_t i =
       add_whole_values<kFormat, kRows, kVectors>(tile, ahead, 0, dim, p, factor, out, out_stride);
   if (i < dim) add_values_at<kFormat, kRows, 1, true>(tile, ahead, i, dim - i, p, factor, out, out_stride);

@@ -36,6 +36,13 @@ inline constexpr int16_t kCentroids16[16] = {-1873, -1418, -1109, -861, -646, -4
 inline constexpr float kLargestCentroid = 1873.0F;
 inline constexpr float kLargestWeight = 16383.0F;
 
+// Query rows that take a looked-up centroid together, at most: four sums each.
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_EMU128
+inline constexpr size_t kMaxTbq4Rows = 2;
+#else
+inline constexpr size_t kMaxTbq4Rows = 4;
+#endif
+
 // Words of a row that are scored between two changes of norm, at most: a block of 64 values.
 inline constexpr size_t kUnitWords = std::min<size_t>(8, kLanes);
 
@@ -123,7 +130,10 @@ HWY_INLINE void quantise_query(const float* rotated, const Tbq4Query& query) {
     }
     const float most = (2147483648.0F / kLargestCentroid - static_cast<float>(block_values)) * 0.999F;
     const float scale = largest > 0 ? std::min(32767.0F / largest, most / sum) : 0.0F;
-    query.units[block] = largest > 0 ? 1.0F / (scale * kCentroidUnit) : 0.0F;
+    // Integers cannot say that a query is no number, so its unit does.
+    query.units[block] = !std::isfinite(sum) ? sum - sum
+                         : largest > 0       ? 1.0F / (scale * kCentroidUnit)
+                                             : 0.0F;
     int32_t* pairs = query.pairs + block * query.block_words * 4;
     const auto rounded = [&](size_t i) { return static_cast<uint16_t>(std::lrintf(q[i] * scale)); };
     for (size_t word = 0; word < query.block_words; ++word) {
@@ -164,8 +174,9 @@ HWY_NOINLINE void score_tbq4(const KeyTile& tile, RowsAhead ahead, const Tbq4Que
                              float* HWY_RESTRICT scores) {
   const F32 d;
   const Centroids centroids;
+  ahead.spread((tile.count + kLanes - 1) / kLanes);
   for (size_t first = 0; first < tile.count; first += kLanes) {
-    ahead.fetch(first, kLanes);
+    ahead.step();
     VecF score[kRows];
     PairSum sum[kRows][kChains<kRows>];
     for (size_t r = 0; r < kRows; ++r) score[r] = hn::Zero(d);
@@ -243,7 +254,7 @@ HWY_INLINE VecI16 broadcast_weights(const int16_t* weights, size_t key) {
 
 // out[row][from word on, half] += weights . centroids. Sums of one half of a vector's words: see tbq4_lane.
 template <bool kVnni, size_t kRows, bool kTwoBlocks>
-HWY_INLINE void add_tbq4_half(const KeyTile& tile, RowsAhead ahead, const Centroids& centroids,
+HWY_INLINE void add_tbq4_half(const KeyTile& tile, RowsAhead& ahead, const Centroids& centroids,
                               const Tbq4Weights& weights, size_t row, size_t from, size_t half,
                               const float* factor, float* HWY_RESTRICT out, size_t out_stride) {
   const F32 d;
@@ -254,7 +265,7 @@ HWY_INLINE void add_tbq4_half(const KeyTile& tile, RowsAhead ahead, const Centro
   const size_t pairs_stride = weights.blocks * kTileKeys;
   PairSum sum[kRows][4];
   for (size_t key = 0; key < tile.count; key += 2) {
-    ahead.fetch(key, 2);
+    ahead.step();
     const auto a = hn::BitCast(d16, load_words(tile.rows[key], from, weights.words));
     const auto b = hn::BitCast(d16, load_words(tile.rows[key + 1], from, weights.words));
     const auto words = half == 0 ? hn::InterleaveLower(d16, a, b) : hn::InterleaveUpper(d16, a, b);
@@ -290,6 +301,7 @@ template <bool kVnni, size_t kRows>
 HWY_NOINLINE void add_tbq4(const KeyTile& tile, RowsAhead ahead, const Tbq4Weights& weights, size_t row,
                            const float* factor, float* HWY_RESTRICT out, size_t out_stride) {
   const Centroids centroids;
+  ahead.spread((weights.words + kLanes - 1) / kLanes * 2 * ((tile.count + 1) / 2));
   for (size_t from = 0; from < weights.words; from += kLanes) {
     for (size_t half = 0; half < 2; ++half) {
       if (kLanes > weights.block_words) {
@@ -299,7 +311,6 @@ HWY_NOINLINE void add_tbq4(const KeyTile& tile, RowsAhead ahead, const Tbq4Weigh
         add_tbq4_half<kVnni, kRows, false>(tile, ahead, centroids, weights, row, from, half, factor, out,
                                            out_stride);
       }
-      ahead = RowsAhead();  // fetched by now
     }
   }
 }

@@ -20,50 +20,52 @@ struct KeyTile {
   alignas(64) float scales[kMaxRowScales * kTileKeys];  // [block][key], 0 beyond count
 };
 
-// How tiles come from memory. Measured on decode over f16, 128 values, 4 query heads of a KV head, cycles a
-// key on one core (80 are arithmetic): 186 when the kernels meet the rows as they are, 180 with every other
-// line asked for ahead, 158 with the tile read through first as well, 113 with every line asked for.
 inline constexpr size_t kLine = 64;
 // A tile of rows up to this size is a page of memory or less.
 inline constexpr size_t kSmallRow = 64;
 
-// Reads a tile through once, in the order of memory, so that misses overlap: the kernels take rows in fours
-// and would wait for each.
-inline void read_through(const KeyTile& tile, size_t row_bytes) {
-  if (row_bytes <= kSmallRow) return;
-  for (size_t row = 0; row < tile.count; ++row) {
-    for (size_t byte = 0; byte < row_bytes; byte += kLine) asm volatile("" ::"r"(tile.rows[row][byte]));
-  }
-}
-
-// Asks for the rows of the tile that is read next while another one is computed on.
+// Asks for the rows of the tile that is read next while another one is computed on, evenly over the time that
+// this takes: a core keeps some 24 lines in flight, and asking for a whole tile at once fills that queue and
+// then leaves it empty.
 class RowsAhead {
  public:
   RowsAhead() = default;
-  RowsAhead(const KeyTile& tile, size_t row_bytes) : tile_(&tile), row_bytes_(row_bytes) {}
+  // What falls to query rows [begin, end) of `rows`, when each of them asks for as much.
+  RowsAhead(const KeyTile& tile, size_t row_bytes, size_t begin, size_t end, size_t rows)
+      : tile_(&tile),
+        row_bytes_(row_bytes),
+        next_(tile.count * begin / rows),
+        end_(tile.count * end / rows) {}
 
-  void fetch(size_t first, size_t count) const {
-    if (tile_ == nullptr) return;
-    constexpr int kSecondCache = 2;
-    if (first == 0 && row_bytes_ <= kSmallRow) touch_pages();
-    const size_t end = first + count < tile_->count ? first + count : tile_->count;
-    for (size_t row = first; row < end; ++row) {
-      for (size_t byte = 0; byte < row_bytes_; byte += kLine) {
-        __builtin_prefetch(tile_->rows[row] + byte, 0, kSecondCache);
-      }
+  // To be called once, before `steps` calls of step().
+  void spread(size_t steps) {
+    if (next_ == end_) return;
+    if (row_bytes_ <= kSmallRow) touch_pages();
+    per_step_ = (end_ - next_) * kOneRow / (steps > 0 ? steps : 1) + 1;
+  }
+  void step() {
+    for (due_ += per_step_; due_ >= kOneRow; due_ -= kOneRow) {
+      if (next_ == end_) return;
+      const char* row = tile_->rows[next_++];
+      constexpr int kSecondCache = 2;
+      for (size_t byte = 0; byte < row_bytes_; byte += kLine) __builtin_prefetch(row + byte, 0, kSecondCache);
     }
   }
 
  private:
+  static constexpr size_t kOneRow = 4096;  // what is due is counted in parts of a row
+
   // A prefetch that has to wait for the address translation of its page comes too late for small rows: loads
   // of a few bytes bring the translation in time (decode over tbq4 takes 30% less).
   void touch_pages() const {
     constexpr size_t kStep = 16;  // the smallest page of a cache; less than a page of memory
-    for (size_t row = 0; row < tile_->count; row += kStep) asm volatile("" ::"r"(*tile_->rows[row]));
+    for (size_t row = next_; row < end_; row += kStep) asm volatile("" ::"r"(*tile_->rows[row]));
   }
 
-  const KeyTile* tile_ = nullptr;  // null: nothing comes next
+  const KeyTile* tile_ = nullptr;
   size_t row_bytes_ = 0;
+  size_t next_ = 0, end_ = 0;
+  size_t per_step_ = 0, due_ = 0;
 };
 
 }  // namespace attnspan::cpu
