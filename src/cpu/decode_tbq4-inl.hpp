@@ -43,6 +43,9 @@ inline constexpr size_t kMaxTbq4Rows = 2;
 inline constexpr size_t kMaxTbq4Rows = 4;
 #endif
 
+// Keys between two steps ahead: their rows are small.
+inline constexpr size_t kTbq4KeysPerStep = 8;
+
 // Words of a row that are scored between two changes of norm, at most: a block of 64 values.
 inline constexpr size_t kUnitWords = std::min<size_t>(8, kLanes);
 
@@ -265,7 +268,7 @@ HWY_INLINE void add_tbq4_half(const KeyTile& tile, RowsAhead& ahead, const Centr
   const size_t pairs_stride = weights.blocks * kTileKeys;
   PairSum sum[kRows][4];
   for (size_t key = 0; key < tile.count; key += 2) {
-    ahead.step();
+    if (key % kTbq4KeysPerStep == 0) ahead.step();
     const auto a = hn::BitCast(d16, load_words(tile.rows[key], from, weights.words));
     const auto b = hn::BitCast(d16, load_words(tile.rows[key + 1], from, weights.words));
     const auto words = half == 0 ? hn::InterleaveLower(d16, a, b) : hn::InterleaveUpper(d16, a, b);
@@ -301,7 +304,8 @@ template <bool kVnni, size_t kRows>
 HWY_NOINLINE void add_tbq4(const KeyTile& tile, RowsAhead ahead, const Tbq4Weights& weights, size_t row,
                            const float* factor, float* HWY_RESTRICT out, size_t out_stride) {
   const Centroids centroids;
-  ahead.spread((weights.words + kLanes - 1) / kLanes * 2 * ((tile.count + 1) / 2));
+  ahead.spread((weights.words + kLanes - 1) / kLanes * 2 *
+               ((tile.count + kTbq4KeysPerStep - 1) / kTbq4KeysPerStep));
   for (size_t from = 0; from < weights.words; from += kLanes) {
     for (size_t half = 0; half < 2; ++half) {
       if (kLanes > weights.block_words) {

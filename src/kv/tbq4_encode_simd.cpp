@@ -152,7 +152,8 @@ class Levels {
     const auto odd = hn::Le(looked_up(last_, level), v);
     return hn::Sub(level, hn::VecFromMask(di, hn::RebindMask(di, odd)));
   }
-  HWY_INLINE VecF centroid(VecF v) const { return looked_up(centroids_, level(v)); }
+  HWY_INLINE VecF centroid_of(VecI level) const { return looked_up(centroids_, level); }
+  HWY_INLINE VecF centroid(VecF v) const { return centroid_of(level(v)); }
 
  private:
   static HWY_INLINE VecF looked_up(VecF table, VecI index) {
@@ -169,7 +170,16 @@ class Levels {
     }
     return level;
   }
-  HWY_INLINE VecF centroid(VecF v) const {
+  HWY_INLINE VecF centroid_of(VecI level) const {
+    const I32 di;
+    VecF centroid = hn::Set(F32(), kPositiveCentroids[0]);
+    for (int32_t i = 1; i < 8; ++i) {
+      const auto here = hn::RebindMask(F32(), hn::Eq(level, hn::Set(di, i)));
+      centroid = hn::IfThenElse(here, hn::Set(F32(), kPositiveCentroids[static_cast<size_t>(i)]), centroid);
+    }
+    return centroid;
+  }
+  HWY_INLINE VecF centroid(VecF v) const {  // centroid_of(level(v))
     const F32 d;
     VecF centroid = hn::Set(d, kPositiveCentroids[0]);
     for (size_t i = 0; i < 7; ++i) {
@@ -237,13 +247,15 @@ HWY_INLINE float best_inverse(const Levels& levels, const Magnitudes<kVectors>& 
   return best_inverse;
 }
 
-// Code 8 + level, or 7 - level of a negative value; two a byte, the first in the low half.
+// Codes, two a byte, the first in the low half: 8 + level, or 7 - level of a negative value. Returns <c, c>
+// of their centroids.
 template <size_t kVectors>
-HWY_INLINE void store_codes(const Levels& levels, const Magnitudes<kVectors>& block, VecF inverse,
+HWY_INLINE VecF store_codes(const Levels& levels, const Magnitudes<kVectors>& block, VecF inverse,
                             uint8_t* codes) {
   const I32 di;
   const hn::Rebind<uint8_t, I32> bytes_of_lanes;
   HWY_ALIGN uint8_t bytes[kVectors * kLanes];
+  VecF centroids[kVectors];
   for (size_t v = 0; v < kVectors; ++v) {
     // A zero counts as positive, and so does a product that became one.
     const VecF magnitude = hn::Mul(block.y[v], inverse);
@@ -253,6 +265,7 @@ HWY_INLINE void store_codes(const Levels& levels, const Magnitudes<kVectors>& bl
     const VecI code =
         hn::IfThenElse(positive, hn::Add(hn::Set(di, 8), level), hn::Sub(hn::Set(di, 7), level));
     hn::StoreU(hn::DemoteTo(bytes_of_lanes, code), bytes_of_lanes, bytes + v * kLanes);
+    centroids[v] = levels.centroid_of(level);
   }
   const hn::Repartition<int16_t, F32> pairs;
   const hn::Rebind<uint8_t, decltype(pairs)> halves;
@@ -261,6 +274,7 @@ HWY_INLINE void store_codes(const Levels& levels, const Magnitudes<kVectors>& bl
     const auto packed = hn::And(hn::Or(pair, hn::ShiftRight<4>(pair)), hn::Set(pairs, 255));
     hn::StoreU(hn::DemoteTo(halves, packed), halves, codes + i / 2);
   }
+  return tree_of<kVectors>([&](size_t v) HWY_ATTR { return Sum{hn::Mul(centroids[v], centroids[v])}; }).total;
 }
 
 // One block of x[kBlock]. Returns 1 where the norm saturated, else 0.
@@ -282,16 +296,15 @@ HWY_NOINLINE int64_t encode_block(const float* x, EncodeMode mode, uint8_t* code
   if (rms != 0) {
     const Levels levels;
     const Magnitudes<kVectors> block(y);
-    Rounded rounded;
-    float inverse = inverse_scale(1.0F, rms);
     if (mode == EncodeMode::quality) {
-      inverse = best_inverse(levels, block, rms, energy, rounded);
+      Rounded rounded;
+      const float inverse = best_inverse(levels, block, rms, energy, rounded);
+      store_codes(levels, block, hn::Set(F32(), inverse), codes);
       *norm = scale_to_f16(energy / rounded.dot, saturated);
     } else {
-      rounded = round_block(levels, block, hn::Set(F32(), inverse));
-      *norm = scale_to_f16(std::sqrt(energy) / std::sqrt(rounded.squares), saturated);
+      const VecF squares = store_codes(levels, block, hn::Set(F32(), inverse_scale(1.0F, rms)), codes);
+      *norm = scale_to_f16(std::sqrt(energy) / std::sqrt(lane_tree(squares)), saturated);
     }
-    store_codes(levels, block, hn::Set(F32(), inverse), codes);
   }
   if (*norm == 0) std::memset(codes, 0, kBlock / 2);
   return saturated;
