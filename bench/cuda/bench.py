@@ -101,6 +101,29 @@ def section_forward():
     compare_forward("forward", "f16 D=128 S=4096 causal", q, k, v, True)
 
 
+def section_backward():
+    stream = torch.cuda.current_stream().cuda_stream
+    for dim in (64, 128):
+        for seqlen in (1024, 2048, 4096, 8192):
+            for causal in (False, True):
+                q, k, v = qkv(8192 // seqlen, seqlen, 2048 // dim, 2048 // dim, dim)
+                dout = torch.randn_like(q)
+                out, lse = torch.empty_like(q), torch.empty(q.shape[0], q.shape[2], seqlen, device="cuda")
+                LIB.forward(q, k, v, out, lse, causal=int(causal), stream=stream)()
+                grads = [torch.full_like(x, float("nan")) for x in (q, k, v)]
+                ours = LIB.backward(q, k, v, out, lse, dout, *grads, causal=int(causal), stream=stream)
+                leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+                peer_out = cudnn(*leaves, causal)()
+                peer = lambda: torch.autograd.grad(peer_out, leaves, dout.transpose(1, 2), retain_graph=True)
+                ours()
+                difference = max((a.float() - b.float()).abs().max().item() for a, b in zip(grads, peer()))
+                ours_s, peer_s = medians([ours, peer])
+                flops = 2.5 * forward_flops(q.shape[0], q.shape[2], seqlen, dim, causal)
+                record("backward", f"D={dim} S={seqlen} {'causal' if causal else 'full'}",
+                       ours_tflops=flops / ours_s / 1e12, cudnn_tflops=flops / peer_s / 1e12, ratio=peer_s / ours_s,
+                       us=ours_s * 1e6, max_difference=difference)
+
+
 def section_small():
     for batch in (1, 16):
         q, k, v = qkv(batch, 512, 12, 4, 64)
@@ -295,7 +318,7 @@ def section_decode_graph():
 
 
 def main():
-    sections = sys.argv[3:] or ["matmul", "forward", "small", "accuracy", "decode", "decode_quantised", "decode_graph", "flex"]
+    sections = sys.argv[3:] or ["matmul", "forward", "small", "backward", "accuracy", "decode", "decode_quantised", "decode_graph", "flex"]
     torch.manual_seed(int(time.time()))
     driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader"],
                             capture_output=True, text=True).stdout.strip()

@@ -24,9 +24,14 @@ constexpr Bucket bucket_of() {
 constexpr Bucket kBuckets[] = {bucket_of<Sm90Dim64Short>(), bucket_of<Sm90Dim64>(),  bucket_of<Sm90Dim96>(),
                                bucket_of<Sm90Dim128>(),     bucket_of<Sm90Dim192>(), bucket_of<Sm90Dim256>()};
 
-// -1 where no bucket is wide enough
+// Scores in registers stay products where one positive factor makes them logits.
+bool transformed(const Params& p) {
+  return p.softcap != 0 || p.bias.data != nullptr || p.alibi_slopes.data != nullptr || p.softmax_scale <= 0;
+}
+
+// -1 where no bucket is wide enough. Score transforms do not fit the registers of three warpgroups.
 int find_bucket(const Params& p) {
-  const int first = p.seqlen_q >= kSm90LongRows ? 1 : 0;
+  const int first = p.seqlen_q >= kSm90LongRows && !transformed(p) ? 1 : 0;
   for (int i = first; i < static_cast<int>(std::size(kBuckets)); ++i) {
     if (p.head_dim <= kBuckets[i].depth && p.head_dim_v <= kBuckets[i].columns) return i;
   }
@@ -96,7 +101,7 @@ Sm90Plan plan_forward_sm90(const Params& p, int major, int multiprocessors, int6
   schedule.section =
       static_cast<int32_t>(std::clamp<int64_t>(l2_bytes / 2 / std::max<int64_t>(pair_bytes, 1), 1, pairs));
   plan.blocks = static_cast<int>(std::min<int64_t>(schedule.tiles, multiprocessors));
-  plan.needs_counter = schedule.tiles > plan.blocks;
+  plan.needs_counter = schedule.tiles > plan.blocks && schedule.row_tiles > kSm90DealtTiles;
   return plan;
 }
 
@@ -110,12 +115,10 @@ cudaError_t launch_forward_sm90(const Params& p, const Sm90Plan& plan, cudaStrea
   args.value = make_tensor_map(specs.value, kBuckets[bucket].keys);
   args.p = p;
   args.schedule = plan.schedule;
-  // Scores in registers stay products where one positive factor makes them logits.
-  const bool transformed =
-      p.softcap != 0 || p.bias.data != nullptr || p.alibi_slopes.data != nullptr || p.softmax_scale <= 0;
   return p.dtype == static_cast<int>(DType::f16)
-             ? detail::launch_forward_sm90_as<__half>(args, bucket, transformed, plan.blocks, stream)
-             : detail::launch_forward_sm90_as<__nv_bfloat16>(args, bucket, transformed, plan.blocks, stream);
+             ? detail::launch_forward_sm90_as<__half>(args, bucket, transformed(p), plan.blocks, stream)
+             : detail::launch_forward_sm90_as<__nv_bfloat16>(args, bucket, transformed(p), plan.blocks,
+                                                             stream);
 }
 
 }  // namespace attnspan::cuda

@@ -15,7 +15,7 @@ struct Sm90Schedule {
   int32_t row_tiles = 0;     // of one sequence
   int32_t section = 1;       // (sequence, head) pairs that run side by side
   int64_t tiles = 0;         // equal lengths: of all
-  uint32_t* next = nullptr;  // counter of tiles handed out behind the first of each block; null: one each
+  uint32_t* next = nullptr;  // counter of tiles handed out behind the first of each block; null: dealt
   bool zero_tail = false;    // rows of V beyond a sequence's keys belong to others and may be no numbers
 };
 

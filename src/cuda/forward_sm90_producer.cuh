@@ -22,6 +22,14 @@ __device__ inline void clear_tail(const Sm90Shared<Tile>& shared, int stage, int
   __syncwarp();
 }
 
+__device__ __forceinline__ void store_words(uint32_t to, int32_t a, int32_t b) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(a), "r"(b) : "memory");
+}
+__device__ __forceinline__ void store_words(uint32_t to, int32_t a, int32_t b, int32_t c, int32_t d) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
 // Where the producer stands in its rings.
 template <typename Tile>
 struct Production {
@@ -87,41 +95,51 @@ __device__ inline void load_key(const detail::Sm90Args& args, const Sm90Shared<T
   }
 }
 
+// Lane 0. What consumers would have to work out for every tile is worked out here, beside their loop.
 template <typename Tile>
-__device__ inline void hand_out(const Sm90Shared<Tile>& shared, Ticket ticket, Production<Tile>& at) {
-  if ((threadIdx.x & 31) == 0) {
-    barrier_wait(shared.ticket_empty(at.tickets.slot), at.tickets.phase ^ 1);
-    const uint32_t to = shared.base + Sm90Shared<Tile>::kTicketStart + at.tickets.slot * 16;
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %3};" ::"r"(to), "r"(ticket.batch), "r"(ticket.head),
-                 "r"(ticket.tile)
-                 : "memory");
-    barrier_arrive(shared.ticket_full(at.tickets.slot));
+__device__ inline void hand_out(const Sm90Shared<Tile>& shared, const Place& place, const RowsOfTile& r,
+                                Production<Tile>& at) {
+  barrier_wait(shared.ticket_empty(at.tickets.slot), at.tickets.phase ^ 1);
+  const uint32_t to = shared.ticket(at.tickets.slot);
+  store_words(to, place.batch, place.head, r.row0, r.s.seqlen_q);
+  store_words(to + 16, static_cast<int32_t>(r.s.q_row0), r.s.seqlen_k, static_cast<int32_t>(r.keys.begin),
+              static_cast<int32_t>(r.keys.end));
+  for (int group = 0; group < Tile::kWarpgroups && place.batch >= 0; ++group) {
+    const int32_t first = r.row0 + 64 * group, last = min(first + 64, r.s.seqlen_q);
+    const KeySpan core = first < last ? r.s.rule.core(first, last) : KeySpan{};
+    store_words(to + 32 + 8 * group, static_cast<int32_t>(core.begin), static_cast<int32_t>(core.end));
   }
-  __syncwarp();
-  at.tickets.advance();
+  barrier_arrive(shared.ticket_full(at.tickets.slot));
 }
 
-// A tile of rows on the producer's side; ticket.batch < 0: none.
+// A tile of rows on the producer's side; place.batch < 0: none.
 struct Upcoming {
-  Ticket ticket;
+  Place place;
   RowsOfTile r;
 };
 
-// All lanes. Without a counter every block has one tile: the next index is past the end.
+// All lanes.
 template <typename Tile>
 __device__ inline Upcoming take_next(const detail::Sm90Args& args, const Sm90Shared<Tile>& shared,
                                      int64_t index, Production<Tile>& at) {
   Upcoming next;
-  next.ticket = ticket_of(args.p, args.schedule, Sm90Shared<Tile>::kRows, index);
-  hand_out(shared, next.ticket, at);
-  if (next.ticket.batch >= 0) next.r = rows_of_ticket(args.p, next.ticket, Sm90Shared<Tile>::kRows);
+  next.place = place_of_tile(args.p, args.schedule, Sm90Shared<Tile>::kRows, index);
+  if (next.place.batch >= 0) next.r = rows_of_tile(args.p, next.place, Sm90Shared<Tile>::kRows);
+  if ((threadIdx.x & 31) == 0) hand_out(shared, next.place, next.r, at);
+  __syncwarp();
+  at.tickets.advance();
   return next;
 }
 
-template <typename Tile>
-__device__ inline int64_t claim_index(const detail::Sm90Args& args) {
+// The index of a block's tile number `turn`. Without a counter tiles are dealt forth and back, so that a
+// block whose first tile is among the longest gets one of the shorter ones next: a memset less before the
+// kernel.
+__device__ inline int64_t claim_index(const detail::Sm90Args& args, int32_t turn) {
+  const int64_t round = static_cast<int64_t>(turn) * gridDim.x;
+  if (turn == 0) return blockIdx.x;
+  if (args.schedule.next == nullptr) return round + (turn % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
   uint32_t taken = 0;
-  if ((threadIdx.x & 31) == 0 && args.schedule.next != nullptr) taken = atomicAdd(args.schedule.next, 1U);
+  if ((threadIdx.x & 31) == 0) taken = atomicAdd(args.schedule.next, 1U);
   return static_cast<int64_t>(gridDim.x) + __shfl_sync(0xffffffffU, taken, 0);
 }
 
@@ -130,14 +148,15 @@ template <typename Tile>
 __device__ inline void produce(const detail::Sm90Args& args, const Sm90Shared<Tile>& shared) {
   Production<Tile> at;
   const bool packed = args.p.cu_seqlens_q != nullptr;
-  for (Upcoming now = take_next(args, shared, blockIdx.x, at); now.ticket.batch >= 0;
-       now = take_next(args, shared, claim_index<Tile>(args), at)) {
-    const int batch = packed ? 0 : now.ticket.batch;
-    const int32_t kv_head = now.ticket.head / args.p.group;
+  for (int32_t turn = 0;; ++turn) {
+    const Upcoming now = take_next(args, shared, claim_index(args, turn), at);
+    if (now.place.batch < 0) return;
+    const int batch = packed ? 0 : now.place.batch;
+    const int32_t kv_head = now.place.head / args.p.group;
     const int32_t begin = static_cast<int32_t>(now.r.keys.begin), end = static_cast<int32_t>(now.r.keys.end);
     for (int32_t key0 = begin; key0 < end; key0 += Tile::kKeys) {
       load_key(args, shared, now.r, kv_head, batch, key0, at);
-      if (key0 == begin) load_query(args, shared, now.r, now.ticket.head, batch, at);
+      if (key0 == begin) load_query(args, shared, now.r, now.place.head, batch, at);
       load_value(args, shared, now.r, kv_head, batch, key0, at);
       __syncwarp();
       at.keys.advance();

@@ -11,41 +11,65 @@ namespace attnspan::cuda {
 // A tile of rows as a thread of a consumer warpgroup sees it. Lengths fit 32 bits.
 struct Work {
   int32_t batch = -1, head = 0;  // batch < 0: no more
-  int32_t q_row0 = 0, seqlen_q = 0;
-  int32_t row = 0;                       // of this thread; its other row is 8 further
-  int32_t begin = 0, end = 0;            // keys that some row of the tile sees
-  int32_t core_begin = 0, core_end = 0;  // keys that all rows of this warpgroup see
-  int32_t span_begin[2] = {0, 0}, span_end[2] = {0, 0};
-  int32_t diagonal = 0;
+  int32_t q_row0 = 0, seqlen_q = 0, seqlen_k = 0;
+  int32_t row = 0;                                       // of this thread; its other row is 8 further
+  int32_t begin = 0, end = 0;                            // keys that some row of the tile sees
+  int32_t core_begin = 0, core_end = 0;                  // keys that all rows of this warpgroup see
+  int32_t span_begin[2] = {0, 0}, span_end[2] = {0, 0};  // of this thread's rows, where some key is masked
 };
 
+__device__ __forceinline__ void load_words(uint32_t from, int32_t& a, int32_t& b) {
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(from) : "memory");
+}
+__device__ __forceinline__ void load_words(uint32_t from, int32_t& a, int32_t& b, int32_t& c, int32_t& d) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+               : "r"(from)
+               : "memory");
+}
+
+// A ticket as `group` needs it. Loops run to `end`: the compiler has to know that lanes agree on it.
 template <typename Tile>
-__device__ inline Work work_of(const Params& p, Ticket ticket, int group) {
+__device__ __forceinline__ Work read_ticket(const Sm90Shared<Tile>& shared, int slot, int group) {
   Work w;
-  w.batch = ticket.batch;
-  w.head = ticket.head;
-  if (ticket.batch < 0) return w;
-  const RowsOfTile r = rows_of_ticket(p, ticket, Sm90Shared<Tile>::kRows);
-  w.q_row0 = static_cast<int32_t>(r.s.q_row0);
-  w.seqlen_q = r.s.seqlen_q;
-  w.begin = static_cast<int32_t>(r.keys.begin);
-  w.end = static_cast<int32_t>(r.keys.end);
-  w.diagonal = static_cast<int32_t>(r.s.rule.diagonal);
-  const int32_t first = r.row0 + 64 * group, last = min(first + 64, r.s.seqlen_q);
-  if (first < last) {
-    const KeySpan core = r.s.rule.core(first, last);
-    w.core_begin = static_cast<int32_t>(core.begin);
-    w.core_end = static_cast<int32_t>(core.end);
-  }
+  const uint32_t from = shared.ticket(slot);
+  int32_t row0;
+  load_words(from, w.batch, w.head, row0, w.seqlen_q);
+  load_words(from + 16, w.q_row0, w.seqlen_k, w.begin, w.end);
+  load_words(from + 32 + 8 * group, w.core_begin, w.core_end);
+  w.batch = uniform(w.batch);
+  w.head = uniform(w.head);
+  w.begin = uniform(w.begin);
+  w.end = uniform(w.end);
+  w.core_begin = uniform(w.core_begin);
+  w.core_end = uniform(w.core_end);
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) / 32 % 4;
-  w.row = first + 16 * warp + lane / 4;
-  for (int half = 0; half < 2; ++half) {
-    if (w.row + 8 * half >= r.s.seqlen_q) continue;
-    const KeySpan span = r.s.rule.span(w.row + 8 * half);
-    w.span_begin[half] = static_cast<int32_t>(span.begin);
-    w.span_end[half] = static_cast<int32_t>(span.end);
-  }
+  w.row = row0 + 64 * group + 16 * warp + lane / 4;
   return w;
+}
+
+__device__ __forceinline__ int64_t diagonal_of(const Params& p, const Work& work) {
+  return p.diagonal_kind == 0   ? static_cast<int64_t>(work.seqlen_k) - work.seqlen_q
+         : p.diagonal_kind == 1 ? 0
+                                : p.diagonal_value;
+}
+
+// The keys that this thread's rows see; none for rows that do not exist.
+__device__ __forceinline__ void find_spans(const Params& p, Work& work) {
+  SpanRule rule;
+  rule.diagonal = diagonal_of(p, work);
+  rule.window_left = p.window_left;
+  rule.window_right = p.window_right;
+  rule.key_limit = work.seqlen_k;
+  if (p.key_start.data != nullptr) rule.key_start = p.key_start.data + work.batch * p.key_start.batch_stride;
+  if (p.key_end.data != nullptr) rule.key_end = p.key_end.data + work.batch * p.key_end.batch_stride;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const bool exists = work.row + 8 * half < work.seqlen_q;
+    const KeySpan span = exists ? rule.span(work.row + 8 * half) : KeySpan{};
+    work.span_begin[half] = static_cast<int32_t>(span.begin);
+    work.span_end[half] = static_cast<int32_t>(span.end);
+  }
 }
 
 // The state of a thread's two rows (lane / 4 and lane / 4 + 8 of its warp). m is in units of the scores as
@@ -67,18 +91,23 @@ __device__ __forceinline__ bool softmax_scores(float (&s)[kKeys / 2], RowState& 
   bool grows = false;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    top[half] = fmaxf(s[2 * half], s[2 * half + 1]);
+    // Two chains a row: one alone would wait for itself.
+    float chain[2];
 #pragma unroll
-    for (int t = 1; t < kKeys / 8; ++t)
-      top[half] = fmaxf(top[half], fmaxf(s[4 * t + 2 * half], s[4 * t + 2 * half + 1]));
-    top[half] = quad_max(top[half]);
+    for (int t = 0; t < kKeys / 8; ++t) {
+      const float pair = fmaxf(s[4 * t + 2 * half], s[4 * t + 2 * half + 1]);
+      chain[t % 2] = t < 2 ? pair : fmaxf(chain[t % 2], pair);
+    }
+    top[half] = fmaxf(chain[0], chain[1]);
     // With m = -inf and a finite top the difference is inf; with both -inf it is NaN: not greater.
     grows = grows || (top[half] - state.m[half]) * unit > kLazyRescale;
   }
+  // Lanes of a row compare what each of them holds; they meet where one has outgrown the maximum.
   grows = __any_sync(0xffffffffU, grows);
   if (grows) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+      top[half] = quad_max(top[half]);
       const float m = fmaxf(top[half], state.m[half]);
       rescale[half] = m == -INFINITY ? 1.0F : exp2_approx((state.m[half] - m) * unit);
       state.m[half] = m;
@@ -103,19 +132,31 @@ __device__ __forceinline__ bool softmax_scores(float (&s)[kKeys / 2], RowState& 
   return grows;
 }
 
-// Keys outside a row's span get -inf. Columns of the tile, relative to key0, are 8 t + 2 (lane % 4) + e.
+// Of a row's scores in this thread, those of keys below `keys` of the tile: columns are 8 t + 2 (lane % 4) +
+// e, in the order of t and e.
+__device__ __forceinline__ int scores_below(int keys) {
+  const int column = keys - 2 * (static_cast<int>(threadIdx.x) & 3);
+  return 2 * (column >> 3) + min(column & 7, 2);
+}
+// The lowest `count` bits, for any count.
+__device__ __forceinline__ uint32_t low_bits(int count) {
+  return count >= 32 ? 0xffffffffU : (1U << max(count, 0)) - 1;
+}
+
+// Keys outside a row's span get -inf.
 template <int kKeys>
 __device__ __forceinline__ void mask_scores(float (&s)[kKeys / 2], const Work& work, int32_t key0) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int begin = max(work.span_begin[half] - key0, 0), end = min(work.span_end[half] - key0, kKeys);
-    const int first = begin - 2 * (static_cast<int>(threadIdx.x) & 3);
-    const uint32_t size = static_cast<uint32_t>(max(end - begin, 0));
+    const int first = scores_below(work.span_begin[half] - key0);
+    const int last = scores_below(work.span_end[half] - key0);
 #pragma unroll
-    for (int t = 0; t < kKeys / 8; ++t) {
+    for (int word = 0; word < kKeys / 4; word += 32) {
+      const uint32_t visible = low_bits(last - word) & ~low_bits(first - word);
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        if (static_cast<uint32_t>(8 * t + e - first) >= size) s[4 * t + 2 * half + e] = -INFINITY;
+      for (int i = 0; i < 32 && word + i < kKeys / 4; ++i) {
+        const int at = word + i;
+        if ((visible >> i & 1) == 0) s[at / 2 * 4 + 2 * half + at % 2] = -INFINITY;
       }
     }
   }
@@ -145,7 +186,8 @@ __device__ __forceinline__ void transform_scores(const Params& p, const Work& wo
     const float slope = p.alibi_slopes.data[work.batch * p.alibi_slopes.batch_stride + work.head];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float offset = static_cast<float>(work.row + 8 * half + work.diagonal - key0 - column);
+      const float offset = static_cast<float>(work.row + 8 * half +
+                                              static_cast<int32_t>(diagonal_of(p, work)) - key0 - column);
 #pragma unroll
       for (int t = 0; t < kKeys / 8; ++t) {
 #pragma unroll
@@ -176,12 +218,13 @@ __device__ __forceinline__ void transform_scores(const Params& p, const Work& wo
 // Starts s = Q K^T for this warpgroup's rows.
 template <typename T, typename Tile>
 __device__ __forceinline__ void start_scores(float (&s)[Tile::kKeys / 2], uint32_t query, uint32_t key) {
+  const WgmmaTile a(query, 16), b(key, 16);
 #pragma unroll
   for (int k = 0; k < Tile::kDepth / 16; ++k) {
-    const uint32_t block = k / 4, within = k % 4 * 32;
-    const uint64_t a = wgmma_descriptor(query + block * Sm90Shared<Tile>::kRows * 128 + within, 16);
-    const uint64_t b = wgmma_descriptor(key + block * Tile::kKeys * 128 + within, 16);
-    Wgmma<Tile::kKeys>::template keys<T>(s, a, b, k != 0);
+    constexpr int kQueryBlock = Sm90Shared<Tile>::kRows * 128, kKeyBlock = Tile::kKeys * 128;
+    const int within = k % 4 * 32;
+    Wgmma<Tile::kKeys>::template keys<T>(s, a.at(k / 4 * kQueryBlock + within),
+                                         b.at(k / 4 * kKeyBlock + within), k != 0);
   }
 }
 
@@ -190,11 +233,10 @@ template <typename T, typename Tile>
 __device__ __forceinline__ void start_weighted_sum(float (&o)[Tile::kColumns / 2],
                                                    const uint32_t (&w)[Tile::kKeys / 4], uint32_t value,
                                                    int add) {
+  const WgmmaTile b(value, Tile::kKeys * 128);
 #pragma unroll
-  for (int k = 0; k < Tile::kKeys / 16; ++k) {
-    const uint64_t b = wgmma_descriptor(value + k * 2048, Tile::kKeys * 128);
-    Wgmma<Tile::kColumns>::template values<T>(o, w + 4 * k, b, k == 0 ? add : 1);
-  }
+  for (int k = 0; k < Tile::kKeys / 16; ++k)
+    Wgmma<Tile::kColumns>::template values<T>(o, w + 4 * k, b.at(k * 2048), k == 0 ? add : 1);
 }
 
 template <typename T, int kKeys>
@@ -204,7 +246,7 @@ __device__ __forceinline__ void pack_weights(uint32_t (&w)[kKeys / 4], const flo
 }
 
 // Four lanes exchange 4 words each: word k of lane t becomes word t of lane k.
-__device__ __forceinline__ void transpose_quad(uint32_t (&w)[4]) {
+__device__ __forceinline__ void transpose_quad(uint32_t* w) {
   const bool odd = (threadIdx.x & 1) != 0, high = (threadIdx.x & 2) != 0;
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
@@ -218,16 +260,19 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4]) {
   }
 }
 
+// nan_guard: of a row's columns from `column` on, what is not finite after rounding becomes 0, and is
+// counted.
 template <typename T>
-__device__ inline int guard_pair(uint32_t& word) {
-  T* values = reinterpret_cast<T*>(&word);
+__device__ inline void guard_words(const Params& p, uint32_t* w, int column) {
   int replaced = 0;
-  for (int i = 0; i < 2; ++i) {
-    if (isfinite(to_float(values[i]))) continue;
+  T* values = reinterpret_cast<T*>(w);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (column + i / 2 * 8 >= p.head_dim_v || isfinite(to_float(values[i]))) continue;
     values[i] = from_float<T>(0.0F);
     ++replaced;
   }
-  return replaced;
+  if (replaced > 0) atomicAdd(p.replaced, static_cast<unsigned long long>(replaced));
 }
 
 // A tile whose keys are done: where its rows go, and their state.
@@ -236,45 +281,48 @@ struct Finished {
   RowState state;
 };
 
+// The factor that normalises a row's outputs, the sink counted in; writes lse.
+__device__ __forceinline__ float finish_row(const Params& p, const Finished& done, int half, float natural) {
+  const int row = done.row + 8 * half;
+  float l = quad_sum(done.state.l[half]);
+  float m = done.state.m[half] * natural, scale = 1;
+  if (p.sinks != nullptr && p.sinks[done.head] != -INFINITY) {
+    const float sink = p.sinks[done.head], top = l > 0 ? fmaxf(m, sink) : sink;
+    scale = l > 0 ? expf(m - top) : 0.0F;
+    l = l * scale + expf(sink - top);
+    m = top;
+  }
+  if (p.lse.data != nullptr && (threadIdx.x & 3) == 0 && row < done.seqlen_q) {
+    static_cast<float*>(p.lse.data)[p.lse.index(done.batch, done.head, done.q_row0 + row)] =
+        l > 0 ? m + logf(l) : -INFINITY;
+  }
+  return l > 0 ? __fdividef(scale, l) : 0.0F;
+}
+
 // Normalises, adds the sink, and writes out (16 bytes a lane) and lse.
 template <typename T, typename Tile>
-__device__ inline void store_tile(const Params& p, const Finished& done, const float (&o)[Tile::kColumns / 2],
-                                  float natural) {
+__device__ __forceinline__ void store_tile(const Params& p, const Finished& done,
+                                           const float (&o)[Tile::kColumns / 2], float natural) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
-  int replaced = 0;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = done.row + 8 * half;
     const bool exists = row < done.seqlen_q;
-    float l = quad_sum(done.state.l[half]);
-    float m = done.state.m[half] * natural, scale = 1;
-    if (p.sinks != nullptr && p.sinks[done.head] != -INFINITY) {
-      const float sink = p.sinks[done.head], top = l > 0 ? fmaxf(m, sink) : sink;
-      scale = l > 0 ? expf(m - top) : 0.0F;
-      l = l * scale + expf(sink - top);
-      m = top;
-    }
-    const float factor = l > 0 ? scale / l : 0.0F;
-    if (exists && (lane & 3) == 0 && p.lse.data != nullptr) {
-      static_cast<float*>(p.lse.data)[p.lse.index(done.batch, done.head, done.q_row0 + row)] =
-          l > 0 ? m + logf(l) : -INFINITY;
-    }
+    const float factor = finish_row(p, done, half, natural);
     T* out = static_cast<T*>(p.out.data) + p.out.index(done.batch, done.head, done.q_row0 + row);
 #pragma unroll
     for (int c = 0; c < Tile::kColumns / 8; c += 4) {
       uint32_t w[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < 4; ++i)
         w[i] = pack(o[4 * (c + i) + 2 * half] * factor, o[4 * (c + i) + 2 * half + 1] * factor, T{});
-        if (p.nan_guard && exists && (c + i) * 8 < p.head_dim_v) replaced += guard_pair<T>(w[i]);
-      }
+      if (p.nan_guard && exists) guard_words<T>(p, w, c * 8);
       transpose_quad(w);
       const int column = (c + (lane & 3)) * 8;
       if (exists && column < p.head_dim_v)
         *reinterpret_cast<uint4*>(out + column) = make_uint4(w[0], w[1], w[2], w[3]);
     }
   }
-  if (replaced > 0) atomicAdd(p.replaced, static_cast<unsigned long long>(replaced));
 }
 
 // One consumer warpgroup: its turn in the ring of warpgroups that start products.

@@ -30,8 +30,12 @@ struct Sm90Shared {
   static constexpr int kQueryBarriers = 4 * Tile::kStages;
   static constexpr int kTicketBarriers = kQueryBarriers + 2 * Tile::kQueries;
   static constexpr int kBarriers = kTicketBarriers + 5;
-  static constexpr int kTicketStart = kBarrierStart + 8 * kBarriers + 8;
-  static constexpr int kBytes = kTicketStart + 2 * 16 + 1024;  // TMA's swizzle wants multiples of 1024
+  static constexpr int kTicketStart = (kBarrierStart + 8 * kBarriers + 15) / 16 * 16;
+  // A ticket, in words: batch (< 0: no more), head, first row, seqlen_q | first row of the sequence,
+  // seqlen_k, the keys that some row of the tile sees | for each warpgroup the keys that all of its rows see
+  static constexpr int kTicketBytes = 32 + (8 * Tile::kWarpgroups + 15) / 16 * 16;
+  static constexpr int kBytes =
+      kTicketStart + 2 * kTicketBytes + 1024;  // TMA's swizzle wants multiples of 1024
 
   uint32_t base;  // shared address, a multiple of 1024
 
@@ -47,6 +51,7 @@ struct Sm90Shared {
   __device__ uint32_t query_empty(int slot) const { return barrier(kQueryBarriers + Tile::kQueries + slot); }
   __device__ uint32_t ticket_full(int slot) const { return barrier(kTicketBarriers + slot); }
   __device__ uint32_t ticket_empty(int slot) const { return barrier(kTicketBarriers + 2 + slot); }
+  __device__ uint32_t ticket(int slot) const { return base + kTicketStart + slot * kTicketBytes; }
   __device__ uint32_t tail() const { return barrier(kTicketBarriers + 4); }
 };
 
@@ -86,38 +91,40 @@ struct Ring {
 
 // ---- tiles of rows
 
-// What the producer tells the consumers: which rows. batch < 0: no more.
-struct Ticket {
-  int32_t batch, head, tile;
+// Which rows: batch < 0: none.
+struct Place {
+  int32_t batch = -1, head = 0, tile = 0;
 };
 
 // All lanes of the producer warp together.
-__device__ inline Ticket ticket_of(const Params& p, const Sm90Schedule& schedule, int rows, int64_t index) {
+__device__ inline Place place_of_tile(const Params& p, const Sm90Schedule& schedule, int rows,
+                                      int64_t index) {
   if (p.cu_seqlens_q != nullptr) {
     const RowTile at = locate_tile(p, rows, 1, index / p.heads);
     return {at.batch, static_cast<int32_t>(index % p.heads), at.tile};
   }
-  if (index >= schedule.tiles) return {-1, 0, 0};
-  const int64_t per_section = static_cast<int64_t>(schedule.section) * schedule.row_tiles;
-  const int64_t first = index / per_section * schedule.section;
-  const int64_t pairs = static_cast<int64_t>(p.batch) * p.heads - first;
-  const int32_t width = static_cast<int32_t>(pairs < schedule.section ? pairs : schedule.section);
-  const int32_t rest = static_cast<int32_t>(index % per_section);
-  const int64_t pair = first + rest % width;
-  return {static_cast<int32_t>(pair / p.heads), static_cast<int32_t>(pair % p.heads),
-          schedule.row_tiles - 1 - rest / width};
+  if (index >= schedule.tiles) return {};
+  // Sections and the tiles in one fit 32 bits; only how many sections there are may not.
+  const uint32_t per_section = static_cast<uint32_t>(schedule.section) * schedule.row_tiles;
+  const int32_t sections = static_cast<int32_t>(index / per_section);
+  const uint32_t rest = static_cast<uint32_t>(index - static_cast<int64_t>(sections) * per_section);
+  const int32_t first = sections * schedule.section;
+  const uint32_t width = static_cast<uint32_t>(
+      min(static_cast<int64_t>(p.batch) * p.heads - first, static_cast<int64_t>(schedule.section)));
+  const int32_t pair = first + static_cast<int32_t>(rest % width);
+  return {pair / p.heads, pair % p.heads, schedule.row_tiles - 1 - static_cast<int32_t>(rest / width)};
 }
 
-// The keys that the tile's rows see together.
+// The rows of a tile, and the keys that they see together.
 struct RowsOfTile {
   DeviceSequence s;
   int32_t row0 = 0, rows = 0;
   KeySpan keys;
 };
-__device__ inline RowsOfTile rows_of_ticket(const Params& p, Ticket ticket, int rows_per_tile) {
+__device__ inline RowsOfTile rows_of_tile(const Params& p, Place place, int rows_per_tile) {
   RowsOfTile r;
-  r.s = sequence_of(p, ticket.batch);
-  r.row0 = ticket.tile * rows_per_tile;
+  r.s = sequence_of(p, place.batch);
+  r.row0 = place.tile * rows_per_tile;
   const int32_t left = r.s.seqlen_q - r.row0;
   r.rows = left < rows_per_tile ? left : rows_per_tile;
   if (r.rows > 0) r.keys = r.s.rule.hull(r.row0, r.row0 + r.rows);

@@ -32,12 +32,18 @@ __device__ __forceinline__ void keep(uint32_t (&r)[kCount]) {
 }
 
 // A tile of rows of 128 bytes, swizzled in groups of 8 rows (1024 bytes), as TMA's SWIZZLE_128B writes it.
-// `leading` is the distance in bytes of two blocks of 64 columns; K-major operands do not use it.
-__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, uint32_t leading) {
-  return static_cast<uint64_t>((address & 0x3ffff) >> 4) |
-         static_cast<uint64_t>((leading & 0x3ffff) >> 4) << 16 | static_cast<uint64_t>(1024 >> 4) << 32 |
-         static_cast<uint64_t>(1) << 62;
-}
+// `leading` is the distance in bytes of two blocks of 64 columns; K-major operands do not use it. Steps
+// inside a tile touch the low word alone: one addition each.
+struct WgmmaTile {
+  uint32_t low;
+
+  __device__ __forceinline__ WgmmaTile(uint32_t address, uint32_t leading)
+      : low((address & 0x3ffff) >> 4 | ((leading & 0x3ffff) >> 4) << 16) {}
+  __device__ __forceinline__ uint64_t at(uint32_t offset) const {
+    constexpr uint64_t kHigh = static_cast<uint64_t>(1024 >> 4) << 32 | static_cast<uint64_t>(1) << 62;
+    return kHigh | (low + (offset >> 4));
+  }
+};
 
 template <int kColumns>
 struct Wgmma;
