@@ -256,8 +256,10 @@ const char* const kBackwardDoc =
 dout, out      like forward's out; lse like forward's lse
 dlse           optional, float32 like lse: the gradient of lse, where lse was used
 dq, dk, dv, d_sinks
-               where to write (overwritten, not added to); new dense tensors if not given
-The options are forward's and must be the same. Bitwise the same result from run to run, at any thread count.)";
+               like query, key and value, and float32 ``[heads]``: where to write (overwritten, not added to); new
+               dense tensors if not given
+The options are forward's and must be the same. Bitwise the same result from run to run, at any thread count. bias and
+alibi_slopes have no gradient. Raises attnspan.Error, which names the argument.)";
 
 const char* const kMergeDoc = R"(Joins two results over disjoint keys of the same queries: ``out, lse``.
 
@@ -298,14 +300,16 @@ void bind_attention(nb::module_& module) {
               "*, out: object | None = None, lse: object | None = None, " ATTNSPAN_EXECUTION_SIGNATURE
               ") -> tuple[typing.Any, typing.Any]"),
       kMergeDoc);
-  module.def("supports", supports_call, "query"_a, "key"_a, "value"_a, nb::kw_only(),
-             "cache_seqlens"_a = nb::none(), "block_table"_a = nb::none(), "phase"_a = "forward",
-             "backend"_a = "cpu", "options"_a,
-             nb::sig("def supports(query: typing.Any, key: typing.Any, value: typing.Any, *, "
-                     "cache_seqlens: object | None = None, block_table: object | None = None, "
-                     "phase: typing.Literal['forward', 'backward'] = 'forward', backend: str = "
-                     "'cpu', " ATTNSPAN_OPTION_SIGNATURE ") -> tuple[bool, str]"),
-             "Whether the named backend runs exactly this problem, and if not, the reason in words.");
+  module.def(
+      "supports", supports_call, "query"_a, "key"_a, "value"_a, nb::kw_only(), "cache_seqlens"_a = nb::none(),
+      "block_table"_a = nb::none(), "phase"_a = "forward", "backend"_a = "cpu", "options"_a,
+      nb::sig("def supports(query: typing.Any, key: typing.Any, value: typing.Any, *, "
+              "cache_seqlens: object | None = None, block_table: object | None = None, "
+              "phase: typing.Literal['forward', 'backward'] = 'forward', backend: str = "
+              "'cpu', " ATTNSPAN_OPTION_SIGNATURE ") -> tuple[bool, str]"),
+      "Whether the named backend runs exactly this problem, ``(True, '')``, or ``(False, reason in words)``. "
+      "Arguments are forward's; nothing is computed. Raises attnspan.Error where the contract itself "
+      "refuses.");
 }
 
 }  // namespace attnspan::python

@@ -217,10 +217,11 @@ void bind_kv_cache(nb::module_& module) {
            nb::sig("def forward(self, query: typing.Any, *, sequences: list[int] | None = None, "
                    "out: object | None = None, lse: object | None = None, backend: str = 'auto', threads: "
                    "int = 0, " ATTNSPAN_OPTION_SIGNATURE ") -> tuple[typing.Any, typing.Any]"),
-           "Attention of query ``[batch, seqlen_q, heads, head_dim]`` over the given sequences (default: "
-           "all): "
-           "``out, lse``. Key positions count from the start of a sequence; the options are "
-           "attnspan.forward's.")
+           "Attention of query ``[batch, seqlen_q, heads, head_dim]``, float32, float16 or bfloat16 on the "
+           "CPU, over "
+           "the given sequences (default: all): ``out, lse``. Key positions count from the start of a "
+           "sequence; "
+           "the options are attnspan.forward's. No gradients.")
       .def("trim", locked<&KvCache::trim, int64_t, int64_t>, "sequence"_a, "length"_a,
            "Keeps the first `length` tokens of a sequence.")
       .def("add_sequence", locked<&KvCache::add_sequence>, "A new empty sequence, and its index.")

@@ -89,6 +89,29 @@ def test_sliding_windows():
     assert torch.equal(*generated)
 
 
+ARCHITECTURES = {
+    "Qwen3Config": {},
+    "Gemma2Config": dict(attn_logit_softcapping=2.0, sliding_window=6, query_pre_attn_scalar=16),
+    "Gemma3TextConfig": dict(sliding_window=6, query_pre_attn_scalar=16),
+    "GptOssConfig": dict(sliding_window=6, num_local_experts=2, num_experts_per_tok=1),
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_softcaps_windows_and_sinks_of_other_models(name):
+    if not hasattr(transformers, name):
+        pytest.skip(f"this Transformers has no {name}")
+    ids, results = tokens(2, 20), []
+    for implementation in ("eager", "attnspan"):
+        model = make_model(implementation, getattr(transformers, name), **ARCHITECTURES[name])
+        generated = model.generate(ids, max_new_tokens=6, do_sample=False)
+        results.append((logits(model, ids), generated))
+    torch.testing.assert_close(results[1][0], results[0][0], atol=2e-5, rtol=1e-4)
+    assert torch.equal(results[1][1], results[0][1])
+    ours = model.generate(ids, max_new_tokens=6, do_sample=False, **with_cache(AttnspanCache("f32", "f32")))
+    assert torch.equal(ours, results[0][1])
+
+
 @pytest.mark.parametrize("formats", [("f32", "f32"), ("q8", "tbq4")])
 def test_greedy_generation(formats):
     ids = tokens(2, 9)
