@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 
 #include "attnspan/tensor.hpp"
 #include "cuda/tensor_map.hpp"
@@ -84,6 +85,8 @@ Sm90Plan plan_forward_sm90(const Params& p, int major, int multiprocessors, int6
   const bool half = p.dtype == static_cast<int>(DType::f16) || p.dtype == static_cast<int>(DType::bf16);
   if (major != 9 || !half || p.has_pages || bucket < 0 || p.head_dim % 8 != 0 || p.head_dim_v % 8 != 0)
     return plan;
+  // Positions a tile further must fit 32 bits.
+  if (std::max(p.seqlen_q, p.seqlen_k) > std::numeric_limits<int32_t>::max() - 512) return plan;
   const Specs specs = specs_of(p);
   if (!tma_can_address(specs.query) || !tma_can_address(specs.key) || !tma_can_address(specs.value) ||
       !stores_in_words(p)) {

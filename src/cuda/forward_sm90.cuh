@@ -24,7 +24,7 @@ struct Consumer {
   const float unit, natural;  // powers of 2, and natural logits, in one unit of the scores in registers
   Stage ring;
   Ring<Tile::kQueries> queries;
-  Ring<2> tickets;
+  Ring<kTickets> tickets;
   uint32_t query = 0;  // address of this warpgroup's rows
   Work work;
   float s[kKeys / 2], o[Tile::kColumns / 2];
@@ -47,20 +47,19 @@ struct Consumer {
     if ((threadIdx.x & 31) == 0) barrier_arrive(barrier);
   }
 
-  // The next tile with keys; tiles without any are answered here.
+  // The next tile with keys; tiles without any are answered here. Its ticket stays until it is stored.
   __device__ __forceinline__ void take_work() {
     for (;;) {
       barrier_wait(shared.ticket_full(tickets.slot), tickets.phase);
-      work = read_ticket(shared, tickets.slot, group);
-      release(shared.ticket_empty(tickets.slot));
-      tickets.advance();
-      if (work.batch < 0) return;
-      if (work.begin < work.end) break;
-      store_nothing<T>(p, work);
+      work = read_ticket(p, shared, tickets.slot, group);
+      if (work.batch < 0 || work.begin < work.end) return;
+      store_nothing<T>(p, work, read_destination(p, shared, tickets.slot, group));
+      release_ticket();
     }
-    const int32_t loaded = (work.end - work.begin + kKeys - 1) / kKeys * kKeys;
-    if (kTransformed || work.begin < work.core_begin || work.core_end - work.begin < loaded)
-      find_spans(p, work);
+  }
+  __device__ __forceinline__ void release_ticket() {
+    release(shared.ticket_empty(tickets.slot));
+    tickets.advance();
   }
   __device__ __forceinline__ void wait_for_query() {
     barrier_wait(shared.query_full(queries.slot), queries.phase);
@@ -76,10 +75,6 @@ struct Consumer {
       if (work.begin + kKeys >= work.end) release_query();
     }
   }
-  __device__ __forceinline__ Finished finished() const {
-    return {work.batch, work.head, work.q_row0, work.seqlen_q, work.row, state};
-  }
-
   // Scores become weights; true where o must be rescaled first.
   __device__ __forceinline__ bool weigh(int32_t key0) {
     if constexpr (kTransformed) transform_scores<kKeys>(p, work, s, key0);
@@ -175,7 +170,8 @@ struct Consumer {
       inner_steps();
       if constexpr (Tile::kQueries > 1) release_query();
       last_sum();
-      store_tile<T, Tile>(p, finished(), o, natural);
+      store_tile<T, Tile>(p, work, state, read_destination(p, shared, tickets.slot, group), o, natural);
+      release_ticket();
     }
   }
 };

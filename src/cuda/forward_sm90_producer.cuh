@@ -35,7 +35,7 @@ template <typename Tile>
 struct Production {
   Ring<Tile::kStages> keys;
   Ring<Tile::kQueries> queries;
-  Ring<2> tickets;
+  Ring<kTickets> tickets;
   uint32_t tail_phase = 0;
 };
 
@@ -95,19 +95,34 @@ __device__ inline void load_key(const detail::Sm90Args& args, const Sm90Shared<T
   }
 }
 
+__device__ __forceinline__ void store_offsets(uint32_t to, int64_t a, int64_t b) {
+  asm volatile("st.shared.v2.b64 [%0], {%1, %2};" ::"r"(to), "l"(a), "l"(b) : "memory");
+}
+
 // Lane 0. What consumers would have to work out for every tile is worked out here, beside their loop.
 template <typename Tile>
-__device__ inline void hand_out(const Sm90Shared<Tile>& shared, const Place& place, const RowsOfTile& r,
-                                Production<Tile>& at) {
+__device__ inline void hand_out(const Params& p, const Sm90Shared<Tile>& shared, const Place& place,
+                                const RowsOfTile& r, Production<Tile>& at) {
   barrier_wait(shared.ticket_empty(at.tickets.slot), at.tickets.phase ^ 1);
   const uint32_t to = shared.ticket(at.tickets.slot);
   store_words(to, place.batch, place.head, r.row0, r.s.seqlen_q);
-  store_words(to + 16, static_cast<int32_t>(r.s.q_row0), r.s.seqlen_k, static_cast<int32_t>(r.keys.begin),
-              static_cast<int32_t>(r.keys.end));
-  for (int group = 0; group < Tile::kWarpgroups && place.batch >= 0; ++group) {
-    const int32_t first = r.row0 + 64 * group, last = min(first + 64, r.s.seqlen_q);
-    const KeySpan core = first < last ? r.s.rule.core(first, last) : KeySpan{};
-    store_words(to + 32 + 8 * group, static_cast<int32_t>(core.begin), static_cast<int32_t>(core.end));
+  if (place.batch >= 0) {
+    // Rows further down add less than 256 to these: below -256 is as good as any.
+    const SpanRule& rule = r.s.rule;
+    const int64_t position = r.row0 + rule.diagonal, limit = rule.key_limit;
+    const int64_t first_begin = min(max(position - rule.window_left, static_cast<int64_t>(-256)), limit);
+    const int64_t first_end = min(max(position + rule.window_right + 1, static_cast<int64_t>(-256)), limit);
+    store_words(to + 16, static_cast<int32_t>(r.keys.begin), static_cast<int32_t>(r.keys.end),
+                static_cast<int32_t>(first_begin), static_cast<int32_t>(first_end));
+    const int64_t row = r.s.q_row0 + r.row0;
+    store_offsets(to + 32, p.out.index(place.batch, place.head, row),
+                  p.lse.index(place.batch, place.head, row));
+    store_words(to + 48, r.s.seqlen_k, 0);
+    for (int group = 0; group < Tile::kWarpgroups; ++group) {
+      const int32_t first = r.row0 + 64 * group, last = min(first + 64, r.s.seqlen_q);
+      const KeySpan core = first < last ? rule.core(first, last) : KeySpan{};
+      store_words(to + 56 + 8 * group, static_cast<int32_t>(core.begin), static_cast<int32_t>(core.end));
+    }
   }
   barrier_arrive(shared.ticket_full(at.tickets.slot));
 }
@@ -125,7 +140,7 @@ __device__ inline Upcoming take_next(const detail::Sm90Args& args, const Sm90Sha
   Upcoming next;
   next.place = place_of_tile(args.p, args.schedule, Sm90Shared<Tile>::kRows, index);
   if (next.place.batch >= 0) next.r = rows_of_tile(args.p, next.place, Sm90Shared<Tile>::kRows);
-  if ((threadIdx.x & 31) == 0) hand_out(shared, next.place, next.r, at);
+  if ((threadIdx.x & 31) == 0) hand_out(args.p, shared, next.place, next.r, at);
   __syncwarp();
   at.tickets.advance();
   return next;

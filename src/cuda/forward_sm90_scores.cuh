@@ -11,12 +11,18 @@ namespace attnspan::cuda {
 // A tile of rows as a thread of a consumer warpgroup sees it. Lengths fit 32 bits.
 struct Work {
   int32_t batch = -1, head = 0;  // batch < 0: no more
-  int32_t q_row0 = 0, seqlen_q = 0, seqlen_k = 0;
+  int32_t seqlen_q = 0, seqlen_k = 0;
   int32_t row = 0;                                       // of this thread; its other row is 8 further
   int32_t begin = 0, end = 0;                            // keys that some row of the tile sees
   int32_t core_begin = 0, core_end = 0;                  // keys that all rows of this warpgroup see
-  int32_t span_begin[2] = {0, 0}, span_end[2] = {0, 0};  // of this thread's rows, where some key is masked
+  int32_t span_begin[2] = {0, 0}, span_end[2] = {0, 0};  // keys that this thread's rows see
 };
+
+// This thread's first row in the tile.
+__device__ __forceinline__ int32_t row_in_tile(int group) {
+  const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) / 32 % 4;
+  return 64 * group + 16 * warp + lane / 4;
+}
 
 __device__ __forceinline__ void load_words(uint32_t from, int32_t& a, int32_t& b) {
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(from) : "memory");
@@ -30,21 +36,38 @@ __device__ __forceinline__ void load_words(uint32_t from, int32_t& a, int32_t& b
 
 // A ticket as `group` needs it. Loops run to `end`: the compiler has to know that lanes agree on it.
 template <typename Tile>
-__device__ __forceinline__ Work read_ticket(const Sm90Shared<Tile>& shared, int slot, int group) {
+__device__ __forceinline__ Work read_ticket(const Params& p, const Sm90Shared<Tile>& shared, int slot,
+                                            int group) {
   Work w;
   const uint32_t from = shared.ticket(slot);
-  int32_t row0;
+  int32_t row0, first_begin, first_end, unused;
   load_words(from, w.batch, w.head, row0, w.seqlen_q);
-  load_words(from + 16, w.q_row0, w.seqlen_k, w.begin, w.end);
-  load_words(from + 32 + 8 * group, w.core_begin, w.core_end);
+  load_words(from + 16, w.begin, w.end, first_begin, first_end);
+  load_words(from + 48, w.seqlen_k, unused);
+  load_words(from + 56 + 8 * group, w.core_begin, w.core_end);
   w.batch = uniform(w.batch);
   w.head = uniform(w.head);
   w.begin = uniform(w.begin);
   w.end = uniform(w.end);
   w.core_begin = uniform(w.core_begin);
   w.core_end = uniform(w.core_end);
-  const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) / 32 % 4;
-  w.row = row0 + 64 * group + 16 * warp + lane / 4;
+  const int32_t in_tile = row_in_tile(group);
+  w.row = row0 + in_tile;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int32_t below = in_tile + 8 * half, row = w.row + 8 * half;
+    w.span_begin[half] = max(first_begin + below, 0);
+    w.span_end[half] = first_end >= w.seqlen_k - below ? w.seqlen_k : first_end + below;
+    if (row >= w.seqlen_q) {
+      w.span_end[half] = 0;
+    } else {
+      if (p.key_start.data != nullptr)
+        w.span_begin[half] =
+            max(w.span_begin[half], p.key_start.data[w.batch * p.key_start.batch_stride + row]);
+      if (p.key_end.data != nullptr)
+        w.span_end[half] = min(w.span_end[half], p.key_end.data[w.batch * p.key_end.batch_stride + row]);
+    }
+  }
   return w;
 }
 
@@ -52,24 +75,6 @@ __device__ __forceinline__ int64_t diagonal_of(const Params& p, const Work& work
   return p.diagonal_kind == 0   ? static_cast<int64_t>(work.seqlen_k) - work.seqlen_q
          : p.diagonal_kind == 1 ? 0
                                 : p.diagonal_value;
-}
-
-// The keys that this thread's rows see; none for rows that do not exist.
-__device__ __forceinline__ void find_spans(const Params& p, Work& work) {
-  SpanRule rule;
-  rule.diagonal = diagonal_of(p, work);
-  rule.window_left = p.window_left;
-  rule.window_right = p.window_right;
-  rule.key_limit = work.seqlen_k;
-  if (p.key_start.data != nullptr) rule.key_start = p.key_start.data + work.batch * p.key_start.batch_stride;
-  if (p.key_end.data != nullptr) rule.key_end = p.key_end.data + work.batch * p.key_end.batch_stride;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const bool exists = work.row + 8 * half < work.seqlen_q;
-    const KeySpan span = exists ? rule.span(work.row + 8 * half) : KeySpan{};
-    work.span_begin[half] = static_cast<int32_t>(span.begin);
-    work.span_end[half] = static_cast<int32_t>(span.end);
-  }
 }
 
 // The state of a thread's two rows (lane / 4 and lane / 4 + 8 of its warp). m is in units of the scores as
@@ -275,41 +280,50 @@ __device__ inline void guard_words(const Params& p, uint32_t* w, int column) {
   if (replaced > 0) atomicAdd(p.replaced, static_cast<unsigned long long>(replaced));
 }
 
-// A tile whose keys are done: where its rows go, and their state.
-struct Finished {
-  int32_t batch, head, q_row0, seqlen_q, row;
-  RowState state;
+// Where this thread's first row of a tile goes; its other row is 8 further.
+struct Destination {
+  int64_t out, lse;
 };
+template <typename Tile>
+__device__ __forceinline__ Destination read_destination(const Params& p, const Sm90Shared<Tile>& shared,
+                                                        int slot, int group) {
+  Destination to;
+  asm volatile("ld.shared.v2.b64 {%0, %1}, [%2];"
+               : "=l"(to.out), "=l"(to.lse)
+               : "r"(shared.ticket(slot) + 32)
+               : "memory");
+  to.out += row_in_tile(group) * p.out.row_stride;
+  to.lse += row_in_tile(group) * p.lse.row_stride;
+  return to;
+}
 
 // The factor that normalises a row's outputs, the sink counted in; writes lse.
-__device__ __forceinline__ float finish_row(const Params& p, const Finished& done, int half, float natural) {
-  const int row = done.row + 8 * half;
-  float l = quad_sum(done.state.l[half]);
-  float m = done.state.m[half] * natural, scale = 1;
-  if (p.sinks != nullptr && p.sinks[done.head] != -INFINITY) {
-    const float sink = p.sinks[done.head], top = l > 0 ? fmaxf(m, sink) : sink;
+__device__ __forceinline__ float finish_row(const Params& p, const Work& work, const RowState& state,
+                                            int half, float natural, int64_t lse) {
+  float l = quad_sum(state.l[half]);
+  float m = state.m[half] * natural, scale = 1;
+  if (p.sinks != nullptr && p.sinks[work.head] != -INFINITY) {
+    const float sink = p.sinks[work.head], top = l > 0 ? fmaxf(m, sink) : sink;
     scale = l > 0 ? expf(m - top) : 0.0F;
     l = l * scale + expf(sink - top);
     m = top;
   }
-  if (p.lse.data != nullptr && (threadIdx.x & 3) == 0 && row < done.seqlen_q) {
-    static_cast<float*>(p.lse.data)[p.lse.index(done.batch, done.head, done.q_row0 + row)] =
-        l > 0 ? m + logf(l) : -INFINITY;
-  }
+  if (p.lse.data != nullptr && (threadIdx.x & 3) == 0 && work.row + 8 * half < work.seqlen_q)
+    static_cast<float*>(p.lse.data)[lse] = l > 0 ? m + __logf(l) : -INFINITY;
   return l > 0 ? __fdividef(scale, l) : 0.0F;
 }
 
 // Normalises, adds the sink, and writes out (16 bytes a lane) and lse.
 template <typename T, typename Tile>
-__device__ __forceinline__ void store_tile(const Params& p, const Finished& done,
-                                           const float (&o)[Tile::kColumns / 2], float natural) {
+__device__ __forceinline__ void store_tile(const Params& p, const Work& work, const RowState& state,
+                                           const Destination& to, const float (&o)[Tile::kColumns / 2],
+                                           float natural) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = done.row + 8 * half;
-    const bool exists = row < done.seqlen_q;
-    const float factor = finish_row(p, done, half, natural);
-    T* out = static_cast<T*>(p.out.data) + p.out.index(done.batch, done.head, done.q_row0 + row);
+    const bool exists = work.row + 8 * half < work.seqlen_q;
+    const float factor = finish_row(p, work, state, half, natural, to.lse + 8 * half * p.lse.row_stride);
+    T* out = static_cast<T*>(p.out.data) + to.out + 8 * half * p.out.row_stride + (lane & 3) * 8;
 #pragma unroll
     for (int c = 0; c < Tile::kColumns / 8; c += 4) {
       uint32_t w[4];
@@ -318,9 +332,8 @@ __device__ __forceinline__ void store_tile(const Params& p, const Finished& done
         w[i] = pack(o[4 * (c + i) + 2 * half] * factor, o[4 * (c + i) + 2 * half + 1] * factor, T{});
       if (p.nan_guard && exists) guard_words<T>(p, w, c * 8);
       transpose_quad(w);
-      const int column = (c + (lane & 3)) * 8;
-      if (exists && column < p.head_dim_v)
-        *reinterpret_cast<uint4*>(out + column) = make_uint4(w[0], w[1], w[2], w[3]);
+      if (exists && (c + (lane & 3)) * 8 < p.head_dim_v)
+        *reinterpret_cast<uint4*>(out + c * 8) = make_uint4(w[0], w[1], w[2], w[3]);
     }
   }
 }
@@ -335,16 +348,15 @@ struct Turn {
 
 // Rows that see no key: zeros, and the sink alone in lse.
 template <typename T>
-__device__ inline void store_nothing(const Params& p, const Work& work) {
+__device__ inline void store_nothing(const Params& p, const Work& work, const Destination& to) {
   const int quarter = static_cast<int>(threadIdx.x) & 3;
   for (int half = 0; half < 2; ++half) {
-    const int row = work.row + 8 * half;
-    if (row >= work.seqlen_q) continue;
-    T* out = static_cast<T*>(p.out.data) + p.out.index(work.batch, work.head, work.q_row0 + row);
+    if (work.row + 8 * half >= work.seqlen_q) continue;
+    T* out = static_cast<T*>(p.out.data) + to.out + 8 * half * p.out.row_stride;
     for (int c = 8 * quarter; c < p.head_dim_v; c += 32)
       *reinterpret_cast<uint4*>(out + c) = make_uint4(0, 0, 0, 0);
     if (quarter == 0 && p.lse.data != nullptr) {
-      static_cast<float*>(p.lse.data)[p.lse.index(work.batch, work.head, work.q_row0 + row)] =
+      static_cast<float*>(p.lse.data)[to.lse + 8 * half * p.lse.row_stride] =
           p.sinks != nullptr ? p.sinks[work.head] : -INFINITY;
     }
   }

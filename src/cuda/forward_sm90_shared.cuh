@@ -16,6 +16,8 @@ __device__ __forceinline__ int32_t uniform(int32_t x) { return __shfl_sync(0xfff
 
 // ---- shared memory
 
+inline constexpr int kTickets = 4;  // the producer may be ahead by some short tiles
+
 template <typename Tile>
 struct Sm90Shared {
   static constexpr int kRows = Tile::kWarpgroups * 64;
@@ -29,13 +31,14 @@ struct Sm90Shared {
   static constexpr int kBarrierStart = kValueStart + Tile::kStages * kValueBytes;
   static constexpr int kQueryBarriers = 4 * Tile::kStages;
   static constexpr int kTicketBarriers = kQueryBarriers + 2 * Tile::kQueries;
-  static constexpr int kBarriers = kTicketBarriers + 5;
+  static constexpr int kBarriers = kTicketBarriers + 2 * kTickets + 1;
   static constexpr int kTicketStart = (kBarrierStart + 8 * kBarriers + 15) / 16 * 16;
-  // A ticket, in words: batch (< 0: no more), head, first row, seqlen_q | first row of the sequence,
-  // seqlen_k, the keys that some row of the tile sees | for each warpgroup the keys that all of its rows see
-  static constexpr int kTicketBytes = 32 + (8 * Tile::kWarpgroups + 15) / 16 * 16;
+  // A ticket, in words: batch (< 0: no more), head, first row, seqlen_q | the keys that some row of the tile
+  // sees, and those of its first row before they are cut to the sequence | where the first row's out and lse
+  // lie, 64 bits each | seqlen_k, unused | for each warpgroup the keys that all of its rows see
+  static constexpr int kTicketBytes = (56 + 8 * Tile::kWarpgroups + 15) / 16 * 16;
   static constexpr int kBytes =
-      kTicketStart + 2 * kTicketBytes + 1024;  // TMA's swizzle wants multiples of 1024
+      kTicketStart + kTickets * kTicketBytes + 1024;  // TMA's swizzle wants multiples of 1024
 
   uint32_t base;  // shared address, a multiple of 1024
 
@@ -50,9 +53,9 @@ struct Sm90Shared {
   __device__ uint32_t query_full(int slot) const { return barrier(kQueryBarriers + slot); }
   __device__ uint32_t query_empty(int slot) const { return barrier(kQueryBarriers + Tile::kQueries + slot); }
   __device__ uint32_t ticket_full(int slot) const { return barrier(kTicketBarriers + slot); }
-  __device__ uint32_t ticket_empty(int slot) const { return barrier(kTicketBarriers + 2 + slot); }
+  __device__ uint32_t ticket_empty(int slot) const { return barrier(kTicketBarriers + kTickets + slot); }
   __device__ uint32_t ticket(int slot) const { return base + kTicketStart + slot * kTicketBytes; }
-  __device__ uint32_t tail() const { return barrier(kTicketBarriers + 4); }
+  __device__ uint32_t tail() const { return barrier(kTicketBarriers + 2 * kTickets); }
 };
 
 template <typename Tile>
@@ -68,7 +71,7 @@ __device__ inline void init_barriers(const Sm90Shared<Tile>& shared) {
     barrier_init(shared.query_full(slot), 1);
     barrier_init(shared.query_empty(slot), kConsumerWarps);
   }
-  for (int slot = 0; slot < 2; ++slot) {
+  for (int slot = 0; slot < kTickets; ++slot) {
     barrier_init(shared.ticket_full(slot), 1);
     barrier_init(shared.ticket_empty(slot), kConsumerWarps);
   }
