@@ -1,6 +1,7 @@
 #!/bin/bash
 # Cross-compiles the library and the CPU backend's tests for 64-bit Arm and runs them under qemu: the NEON kernels
-# against the reference, exp and tanh, threads. Minutes, so run it by hand after a change of the kernels.
+# against the reference, exp and tanh, threads, decode, the bytes of the tbq4 encoder. Minutes, so run it by hand after
+# a change of the kernels.
 #   apt-get install g++-aarch64-linux-gnu qemu-user libgtest-dev libxxhash-dev libhwy-dev libtbb-dev
 # Highway's and oneTBB's arm64 packages are unpacked under build/neon; nothing is installed.
 set -euo pipefail
@@ -24,7 +25,8 @@ fi
 flags=(-std=c++20 -O2 -w -DATTNSPAN_WITH_CPU -DHWY_SHARED_DEFINE -Iinclude -Isrc -Itests -isystem "$build/include"
        -I/usr/src/googletest/googletest)
 sources=(src/core/*.cpp src/reference/*.cpp src/registry/*.cpp src/kv/*.cpp src/io/file.cpp src/io/mapped_file.cpp src/cpu/*.cpp src/check/*.cpp
-         tests/cpu/targets_test.cpp tests/cpu/exp_test.cpp tests/cpu/threads_test.cpp
+         tests/cpu/targets_test.cpp tests/cpu/exp_test.cpp tests/cpu/threads_test.cpp tests/cpu/decode_test.cpp
+         tests/kv/tbq4_simd_test.cpp
          /usr/src/googletest/googletest/src/gtest-all.cc /usr/src/googletest/googletest/src/gtest_main.cc)
 compile() {
   local source=$1 object
