@@ -65,10 +65,9 @@ Sweep sweep_of(const BenchArguments& a) {
   return sweep;
 }
 
-const RegisteredBackend& backend_named(const std::string& name) {
+RegisteredBackend backend_named(const std::string& name) {
   const std::string wanted = name == "auto" ? "cpu" : name;
-  for (const RegisteredBackend& entry : backends()) {
-    if (entry.name != wanted) continue;
+  for (const RegisteredBackend& entry : backends(wanted)) {
     if (entry.backend != nullptr) return entry;
     throw Error(ErrorCode::unavailable, "--backend " + wanted, "is not available: " + entry.reason);
   }

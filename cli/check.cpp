@@ -134,8 +134,7 @@ int run_check(const CheckArguments& a) {
                                          : check::GridSize::standard;
   std::vector<Tally> tallies;
   bool found = false;
-  for (const RegisteredBackend& entry : backends()) {
-    if (a.backend != "auto" && entry.name != a.backend) continue;
+  for (const RegisteredBackend& entry : backends(a.backend)) {
     if (entry.backend == nullptr) {
       if (a.backend == "auto") continue;
       throw Error(ErrorCode::unavailable, "--backend " + entry.name, "is not available: " + entry.reason);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs attention_forward.wgsl, as it lies in the repository, in headless Chromium, and compares with float64.
+"""Runs attention_forward.wgsl, joined with its common files, in headless Chromium, and compares with float64.
 
     tools/webgpu_browser.py [CHROMIUM]        default: chromium
 
@@ -11,6 +11,7 @@ import http.server
 import json
 import pathlib
 import queue
+import re
 import subprocess
 import sys
 import tempfile
@@ -45,7 +46,7 @@ async function main() {
   words.set([1, 1, 1, 1, rowsN, rowsN, dim, dim, 0, 0, 0, 0, 1, 0, 1 << 29, 0], w);
   floats[w + 16] = scale; floats[w + 17] = 0; words[w + 18] = 32; words[w + 19] = 32;
   words.set([NONE, NONE, NONE, 0, NONE, 0, NONE, 0, 0, 0, NONE, 0, NONE, 0, NONE, 0, NONE, NONE, 0, 0, 0, 0, 1, 0,
-             0, 0, 1, 1], w + 20);
+             0, 0, 1, 1, 0, 0, 1, 0], w + 20);
   const uniform = make(PARAMS_BYTES, GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST);
   device.queue.writeBuffer(uniform, 0, words);
   const spare = () => make(16, storage);
@@ -76,9 +77,17 @@ main().catch(e => JSON.stringify({errors: [String(e)]})).then(text => fetch('/re
 </script>"""
 
 
+def shader(name: str) -> str:
+    """A shader with its lines "// common: x y" replaced by common/x.wgsl and common/y.wgsl, as the build does it."""
+    folder = ROOT / "src/webgpu/shaders"
+    return re.sub(r"// common: (.*)\n",
+                  lambda line: "".join((folder / "common" / f"{part}.wgsl").read_text() for part in line[1].split()),
+                  (folder / name).read_text())
+
+
 def main() -> int:
     browser = sys.argv[1:] or ["chromium"]
-    source = (ROOT / "src/webgpu/shaders/attention_forward.wgsl").read_text()
+    source = shader("attention_forward.wgsl")
     page = PAGE.replace("SOURCE", json.dumps(source)).replace("PARAMS_BYTES", str(PARAMS_BYTES)).encode()
     results: queue.Queue = queue.Queue()
 

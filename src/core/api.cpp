@@ -42,7 +42,7 @@ Result run_checked(const Args& args, const Execution& execution) {
 template <typename Args>
 Support support_of(const Args& args, const std::string& name) {
   const Problem problem = make_problem(args);
-  for (const RegisteredBackend& entry : backends()) {
+  for (const RegisteredBackend& entry : backends(name)) {
     if (entry.name != name) continue;
     if (entry.backend == nullptr) return Support::no("not available: " + entry.reason);
     return supports_here(*entry.backend, problem);

@@ -13,26 +13,27 @@ namespace {
 std::vector<BackendEntry> backend_entries() {
   return {
 #ifdef ATTNSPAN_WITH_CUDA
-      {"cuda", cuda::make_backend},
+      {"cuda", cuda::make_backend, Device::cuda},
 #else
-      {"cuda", [] { return left_out("this build has no CUDA (no nvcc was found)"); }},
+      {"cuda", [] { return left_out("this build has no CUDA (no nvcc was found)"); }, Device::cuda},
 #endif
 #ifdef ATTNSPAN_WITH_METAL
-      {"metal", metal::make_backend},
+      {"metal", metal::make_backend, Device::metal},
 #else
-      {"metal", [] { return left_out("Metal needs macOS"); }},
+      {"metal", [] { return left_out("Metal needs macOS"); }, Device::metal},
 #endif
 #ifdef ATTNSPAN_WITH_WEBGPU
-      {"webgpu", webgpu::make_backend},
+      {"webgpu", webgpu::make_backend, Device::webgpu},
 #else
-      {"webgpu", [] { return left_out("this build has no WebGPU (no webgpu.h was found)"); }},
+      {"webgpu", [] { return left_out("this build has no WebGPU (no webgpu.h was found)"); }, Device::webgpu},
 #endif
 #ifdef ATTNSPAN_WITH_CPU
-      {"cpu", cpu::make_backend},
+      {"cpu", cpu::make_backend, Device::cpu},
 #else
-      {"cpu", [] { return left_out("this build has no cpu backend (Highway or oneTBB was not found)"); }},
+      {"cpu", [] { return left_out("this build has no cpu backend (Highway or oneTBB was not found)"); },
+       Device::cpu},
 #endif
-      {"reference", reference::make_backend},
+      {"reference", reference::make_backend, Device::cpu},
   };
 }
 

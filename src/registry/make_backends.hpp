@@ -27,6 +27,7 @@ BackendOrReason make_backend();
 struct BackendEntry {
   const char* name;
   BackendOrReason (*make)();
+  Device device;  // where its tensors live
 };
 
 // The list itself; a test build may link another definition (see tests/metal_emulation).

@@ -15,8 +15,11 @@ struct RegisteredBackend {
   std::string reason;
 };
 
-// Every backend that this library was built to know, in order of preference. Made on first use.
+// Every backend that this library was built to know, in order of preference. All are made for this list; the
+// calls below make only those that they need.
 const std::vector<RegisteredBackend>& backends();
+// The one of this name, or none; for "auto" all of them.
+std::vector<RegisteredBackend> backends(const std::string& name);
 
 // Backend::supports, and before it whether the tensors are where the backend works or in host memory, from
 // where they can be staged.

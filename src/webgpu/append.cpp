@@ -13,8 +13,7 @@ namespace attnspan::webgpu {
 namespace {
 
 WebgpuBackend& backend() {
-  for (const RegisteredBackend& entry : backends()) {
-    if (entry.name != "webgpu") continue;
+  for (const RegisteredBackend& entry : backends("webgpu")) {
     if (auto* found = dynamic_cast<WebgpuBackend*>(entry.backend)) return *found;
     throw Error(ErrorCode::unavailable, "backend", "webgpu is not available: " + entry.reason);
   }

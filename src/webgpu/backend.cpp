@@ -22,7 +22,7 @@ std::string WebgpuBackend::description() const {
 Support WebgpuBackend::supports(const Problem& problem) const {
   if (problem.probs.data != nullptr)
     return Support::no("probs: only backends that keep N x N matrices return them, this one never has them");
-  return Support::yes();
+  return within_limits(device_->capabilities(), problem);
 }
 
 int64_t WebgpuBackend::run(const std::function<WGPUBuffer(Context&, Commands&)>& record) {

@@ -54,16 +54,24 @@ struct Context {
   ForcedTiles forced = {};
 };
 
+// No with the reason where the problem is larger than what the adapter binds or dispatches at once.
+Support within_limits(const Capabilities& capabilities, const Problem& problem);
+// How many parts the keys of a cache are cut into at most.
+int64_t most_splits(const Problem& problem);
+
 void record_forward(Context& context, Commands& commands, const Problem& problem);
 void record_backward(Context& context, Commands& commands, const Problem& problem);
 // nan_guard over everything that the problem wrote; the count lies in the returned buffer.
 WGPUBuffer record_nan_guard(Context& context, Commands& commands, const Problem& problem);
 void record_merge(Context& context, Commands& commands, const MergeProblem& problem);
 
-// The first tile of the table that serves rows of `width` values within the adapter's limits.
+// The first tiles of the tables that serve rows of `width` values within the adapter's limits; forward cuts
+// wider rows into blocks.
 const ForwardTile& forward_tile(const Capabilities& capabilities, int64_t width);
+const GradientTile& gradient_tile(const Capabilities& capabilities, int64_t width);
 
-// What attention_forward_matrix.wgsl needs before its first line.
+// What attention_forward_matrix.wgsl needs before its first line; the part that every use of matrices needs.
+std::string matrix_extensions();
 std::string matrix_prelude(const Capabilities& capabilities, const MatrixTile& tile, int64_t head_dim,
                            int64_t head_dim_v);
 

@@ -59,7 +59,7 @@ void record_delta(Context& context, Commands& commands, const Problem& problem, 
 // A tile for a gradient of `width` columns; owned and walked sides are equally long.
 Specialisation specialised(const Capabilities& c, const char* shader, const char* entry, int64_t width,
                            const Params& p, uint32_t& own) {
-  const ForwardTile& tile = forward_tile(c, width);
+  const GradientTile& tile = gradient_tile(c, width);
   own = tile.rows;
   Specialisation s{shader, entry, "", {}};
   s.constants = {

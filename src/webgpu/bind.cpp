@@ -57,16 +57,15 @@ BoundRows bind_strided(GpuDevice& device, const Rows& rows, const Extent& e, int
   }
   const int64_t batch = size * used(rows.batch_stride, e.batch),
                 head = size * used(rows.head_stride, e.heads), row = size * used(rows.row_stride, e.rows);
-  const int64_t bytes = (e.batch - 1) * batch + (e.heads - 1) * head + (e.rows - 1) * row + e.dim * size;
   bound.binding = bind_bytes(device, rows.data, static_cast<uint64_t>(rows.byte_offset),
-                             static_cast<uint64_t>(bytes), name, bound.params.base);
+                             static_cast<uint64_t>(bytes_of(rows, e, size)), name, bound.params.base);
   bound.params.batch = static_cast<uint32_t>(batch);
   bound.params.head = static_cast<uint32_t>(head);
   bound.params.row = static_cast<uint32_t>(row);
   return bound;
 }
 
-// One side input: `bytes` of a buffer, and the parameter that says where they lie.
+// One side input: words of a buffer, and the parameter that says where they lie.
 struct SidePiece {
   void* handle;
   int64_t byte_offset;
@@ -74,7 +73,81 @@ struct SidePiece {
   uint32_t* place;
 };
 
+std::vector<SidePiece> side_pieces(const Problem& problem, Params& p) {
+  std::vector<SidePiece> pieces;
+  const auto add = [&](const void* handle, int64_t byte_offset, int64_t words, uint32_t& place) {
+    if (handle != nullptr && words > 0)
+      pieces.push_back({const_cast<void*>(handle), byte_offset, words, &place});
+  };
+  const auto add_tensor = [&](const Tensor& t, uint32_t& place) {
+    int64_t words = t ? 1 : 0;
+    for (int i = 0; i < t.rank; ++i) words = t.shape[i] == 0 ? 0 : words + (t.shape[i] - 1) * t.stride[i];
+    add(t ? t.data : nullptr, t.byte_offset, words, place);
+  };
+  const int64_t batch = problem.batch;
+  add(problem.cu_seqlens_q, 0, batch + 1, p.cu_seqlens_q);
+  add(problem.cu_seqlens_k, 0, batch + 1, p.cu_seqlens_k);
+  add(problem.seqused_k, 0, batch, p.seqlens);
+  p.seqlens_stride = 1;
+  if (problem.cache != nullptr) {
+    const KvView& cache = *problem.cache;
+    add_tensor(cache.seqlens, p.seqlens);
+    p.seqlens_stride = static_cast<uint32_t>(cache.seqlens.stride[0]);
+    add_tensor(cache.first_position, p.first_position);
+    p.first_stride = static_cast<uint32_t>(cache.first_position.stride[0]);
+    add_tensor(cache.block_table, p.block_table);
+    p.block_table_row = static_cast<uint32_t>(cache.block_table.stride[0]);
+    p.block_table_column = static_cast<uint32_t>(cache.block_table.stride[1]);
+    p.page_size = static_cast<uint32_t>(cache.page_size);
+    while ((int64_t{2} << p.page_shift) <= cache.page_size) ++p.page_shift;
+  }
+  const auto per_batch = [&](int64_t stride, int64_t words) {
+    return stride != 0 ? (batch - 1) * stride + words : words;
+  };
+  add(problem.key_start.data, problem.key_start.byte_offset,
+      per_batch(problem.key_start.batch_stride, problem.seqlen_q), p.key_start);
+  p.key_start_batch = static_cast<uint32_t>(problem.key_start.batch_stride);
+  add(problem.key_end.data, problem.key_end.byte_offset,
+      per_batch(problem.key_end.batch_stride, problem.seqlen_q), p.key_end);
+  p.key_end_batch = static_cast<uint32_t>(problem.key_end.batch_stride);
+  add(problem.alibi_slopes.data, problem.alibi_slopes.byte_offset,
+      per_batch(problem.alibi_slopes.batch_stride, problem.heads), p.alibi);
+  p.alibi_batch = static_cast<uint32_t>(problem.alibi_slopes.batch_stride);
+  add(problem.sinks, 0, problem.heads, p.sinks);
+  const Bias& bias = problem.bias;
+  if (bias.data != nullptr && problem.seqlen_q > 0 && problem.seqlen_k > 0) {
+    add(bias.data, bias.byte_offset,
+        1 + (batch - 1) * bias.batch_stride + (problem.heads - 1) * bias.head_stride +
+            (problem.seqlen_q - 1) * bias.row_stride + (problem.seqlen_k - 1) * bias.key_stride,
+        p.bias);
+    p.bias_batch = static_cast<uint32_t>(bias.batch_stride);
+    p.bias_head = static_cast<uint32_t>(bias.head_stride);
+    p.bias_row = static_cast<uint32_t>(bias.row_stride);
+    p.bias_key = static_cast<uint32_t>(bias.key_stride);
+  }
+  return pieces;
+}
+
 }  // namespace
+
+int64_t bytes_of(const Rows& rows, const Extent& e, int64_t size) {
+  if (!rows || e.batch == 0 || e.heads == 0 || e.rows == 0) return 0;
+  return size *
+         ((e.batch - 1) * used(rows.batch_stride, e.batch) + (e.heads - 1) * used(rows.head_stride, e.heads) +
+          (e.rows - 1) * used(rows.row_stride, e.rows) + e.dim);
+}
+
+int64_t code_bytes_of(const KvView& cache, const KvRows& rows) {
+  return (cache.num_pages - 1) * rows.page_stride + (cache.kv_heads - 1) * rows.head_stride +
+         (cache.page_size - 1) * rows.token_stride + ops_of(rows.format).row_code_bytes(rows.dim);
+}
+
+int64_t side_bytes(const Problem& problem) {
+  Params unused;
+  int64_t words = 0;
+  for (const SidePiece& piece : side_pieces(problem, unused)) words += piece.words;
+  return 4 * words;
+}
 
 BoundRows bind_rows(GpuDevice& device, const Rows& rows, const Extent& extent, DType dtype,
                     const char* name) {
@@ -89,12 +162,9 @@ BoundRows bind_lse(GpuDevice& device, const Rows& rows, const Extent& extent, co
 
 BoundRows bind_cache_rows(GpuDevice& device, const KvView& cache, const KvRows& rows, const char* name) {
   BoundRows bound;
-  const KvFormatOps& format = ops_of(rows.format);
-  const int64_t bytes = (cache.num_pages - 1) * rows.page_stride + (cache.kv_heads - 1) * rows.head_stride +
-                        (cache.page_size - 1) * rows.token_stride + format.row_code_bytes(rows.dim);
   if (rows.codes == nullptr || cache.num_pages == 0) return bound;
   bound.binding = bind_bytes(device, rows.codes, static_cast<uint64_t>(rows.codes_byte_offset),
-                             static_cast<uint64_t>(bytes), name, bound.params.base);
+                             static_cast<uint64_t>(code_bytes_of(cache, rows)), name, bound.params.base);
   bound.params.batch = static_cast<uint32_t>(used(rows.page_stride, cache.num_pages));
   bound.params.head = static_cast<uint32_t>(used(rows.head_stride, cache.kv_heads));
   bound.params.row = static_cast<uint32_t>(used(rows.token_stride, cache.page_size));
@@ -157,58 +227,7 @@ Params base_params(const Problem& problem) {
 }
 
 Binding bind_side(GpuDevice& device, Commands& commands, const Problem& problem, Params& p) {
-  std::vector<SidePiece> pieces;
-  const auto add = [&](const void* handle, int64_t byte_offset, int64_t words, uint32_t& place) {
-    if (handle != nullptr && words > 0)
-      pieces.push_back({const_cast<void*>(handle), byte_offset, words, &place});
-  };
-  const auto add_tensor = [&](const Tensor& t, uint32_t& place) {
-    int64_t words = t ? 1 : 0;
-    for (int i = 0; i < t.rank; ++i) words = t.shape[i] == 0 ? 0 : words + (t.shape[i] - 1) * t.stride[i];
-    add(t ? t.data : nullptr, t.byte_offset, words, place);
-  };
-  const int64_t batch = problem.batch;
-  add(problem.cu_seqlens_q, 0, batch + 1, p.cu_seqlens_q);
-  add(problem.cu_seqlens_k, 0, batch + 1, p.cu_seqlens_k);
-  add(problem.seqused_k, 0, batch, p.seqlens);
-  p.seqlens_stride = 1;
-  if (problem.cache != nullptr) {
-    const KvView& cache = *problem.cache;
-    add_tensor(cache.seqlens, p.seqlens);
-    p.seqlens_stride = static_cast<uint32_t>(cache.seqlens.stride[0]);
-    add_tensor(cache.first_position, p.first_position);
-    p.first_stride = static_cast<uint32_t>(cache.first_position.stride[0]);
-    add_tensor(cache.block_table, p.block_table);
-    p.block_table_row = static_cast<uint32_t>(cache.block_table.stride[0]);
-    p.block_table_column = static_cast<uint32_t>(cache.block_table.stride[1]);
-    p.page_size = static_cast<uint32_t>(cache.page_size);
-    while ((int64_t{2} << p.page_shift) <= cache.page_size) ++p.page_shift;
-  }
-  const auto per_batch = [&](int64_t stride, int64_t words) {
-    return stride != 0 ? (batch - 1) * stride + words : words;
-  };
-  add(problem.key_start.data, problem.key_start.byte_offset,
-      per_batch(problem.key_start.batch_stride, problem.seqlen_q), p.key_start);
-  p.key_start_batch = static_cast<uint32_t>(problem.key_start.batch_stride);
-  add(problem.key_end.data, problem.key_end.byte_offset,
-      per_batch(problem.key_end.batch_stride, problem.seqlen_q), p.key_end);
-  p.key_end_batch = static_cast<uint32_t>(problem.key_end.batch_stride);
-  add(problem.alibi_slopes.data, problem.alibi_slopes.byte_offset,
-      per_batch(problem.alibi_slopes.batch_stride, problem.heads), p.alibi);
-  p.alibi_batch = static_cast<uint32_t>(problem.alibi_slopes.batch_stride);
-  add(problem.sinks, 0, problem.heads, p.sinks);
-  const Bias& bias = problem.bias;
-  if (bias.data != nullptr && problem.seqlen_q > 0 && problem.seqlen_k > 0) {
-    add(bias.data, bias.byte_offset,
-        1 + (batch - 1) * bias.batch_stride + (problem.heads - 1) * bias.head_stride +
-            (problem.seqlen_q - 1) * bias.row_stride + (problem.seqlen_k - 1) * bias.key_stride,
-        p.bias);
-    p.bias_batch = static_cast<uint32_t>(bias.batch_stride);
-    p.bias_head = static_cast<uint32_t>(bias.head_stride);
-    p.bias_row = static_cast<uint32_t>(bias.row_stride);
-    p.bias_key = static_cast<uint32_t>(bias.key_stride);
-  }
-
+  const std::vector<SidePiece> pieces = side_pieces(problem, p);
   if (pieces.empty()) return {};
   int64_t words = 0;
   for (const SidePiece& piece : pieces) words += piece.words;

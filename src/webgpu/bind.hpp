@@ -22,6 +22,11 @@ struct BoundRows {
   Loader loader = Loader::f32_vec;
 };
 
+// Bytes from the first to the last element: what a binding must hold.
+int64_t bytes_of(const Rows& rows, const Extent& extent, int64_t element_size);
+int64_t code_bytes_of(const KvView& cache, const KvRows& rows);
+int64_t side_bytes(const Problem& problem);
+
 // Throws Error(unsupported) naming `name` where the tensor does not fit a binding.
 BoundRows bind_rows(GpuDevice& device, const Rows& rows, const Extent& extent, DType dtype, const char* name);
 // lse and dlse: one f32 a row

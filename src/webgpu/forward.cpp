@@ -59,8 +59,10 @@ void dispatch_forward(Context& context, Commands& commands, const Problem& probl
   specialise_format(c, s, "OUT_FORMAT", p.out_format);
   const int64_t tiles = problem.packed() ? problem.seqlen_q / tile.rows + problem.batch
                                          : (problem.seqlen_q + tile.rows - 1) / tile.rows;
+  p.column_blocks = static_cast<uint32_t>((o.width + tile.columns() - 1) / tile.columns());
   commands.dispatch(context.pipelines.get(s, kBindings), &p, sizeof(p), bindings_of(o),
-                    static_cast<uint32_t>(tiles) * p.splits, p.heads, problem.packed() ? 1 : p.batch);
+                    static_cast<uint32_t>(tiles) * p.column_blocks * p.splits, p.heads,
+                    problem.packed() ? 1 : p.batch);
 }
 
 // ---- attention_forward_matrix.wgsl
@@ -77,10 +79,17 @@ const MatrixTile* plan_matrix(const Context& context, const Problem& problem, co
       !whole_vectors(o.query) || !whole_vectors(o.key) || !whole_vectors(o.value))
     return nullptr;
   if (context.forced.matrix != nullptr) return context.forced.matrix;
+  const auto widest = static_cast<uint32_t>(std::max(problem.head_dim, problem.head_dim_v) + c.matrix - 1) /
+                      c.matrix * c.matrix;
+  const MatrixTile* fits = nullptr;
   for (const MatrixTile& tile : kMatrixTiles) {
-    if (tile.storage_bytes(c.matrix, kWidestMatrixRow) <= c.workgroup_storage) return &tile;
+    if (tile.subgroups * c.subgroup_min > c.workgroup_threads ||
+        tile.storage_bytes(c.matrix, c.subgroup_min, widest) > c.workgroup_storage)
+      continue;
+    if (tile.fetches_ahead(c.matrix, c.subgroup_min, widest)) return &tile;
+    if (fits == nullptr) fits = &tile;
   }
-  return nullptr;
+  return fits;
 }
 
 void dispatch_matrix(Context& context, Commands& commands, const Problem& problem, Params& p,
@@ -140,22 +149,23 @@ struct DecodePlan {
   uint32_t row_tiles = 0;
 };
 
-constexpr int64_t kDecodeRows = 16;  // more rows keep the tiles of attention_forward.wgsl busy
+constexpr int64_t kFewRows = 16;  // more rows keep the tiles of attention_forward.wgsl busy
 
 DecodePlan plan_decode(const Context& context, const Problem& problem, const Params& p, const Operands& o) {
   const Capabilities& c = context.device.capabilities();
   DecodePlan plan;
   const int64_t pairs = problem.seqlen_q * problem.group();
-  if (problem.packed() || problem.seqlen_q > kDecodeRows || pairs > 4 * kDecodeRows ||
+  if (problem.packed() || problem.seqlen_q > kFewRows || pairs > 4 * kFewRows ||
       o.key.binding.buffer == nullptr || !in_vectors(o.key, p.head_dim) || !in_vectors(o.value, o.width)) {
     return plan;
   }
   const uint32_t per_vector = values_in_vector(o.key.loader);
-  plan.query_quads = (p.head_dim + per_vector - 1) / per_vector * per_vector / 4;
+  // The shader takes four vectors at a time: zeros stand behind the last.
+  plan.query_quads = (p.head_dim + 4 * per_vector - 1) / (4 * per_vector) * per_vector;
   // One pipeline for many head dims where compiling is what costs.
-  const uint32_t kept_quads = c.software ? (plan.query_quads <= 32 ? 32 : 144) : plan.query_quads;
+  const uint32_t kept_quads = c.software ? (plan.query_quads <= 32 ? 32 : 160) : plan.query_quads;
   const auto wanted =
-      static_cast<uint32_t>(std::bit_ceil(static_cast<uint64_t>(std::min(pairs, kDecodeRows))));
+      static_cast<uint32_t>(std::bit_ceil(static_cast<uint64_t>(std::min<int64_t>(pairs, kDecodeRows))));
   const uint32_t rows = c.software ? std::max<uint32_t>(wanted, 4) : wanted;
   const std::span<const DecodeTile> tiles = context.forced.decode != nullptr
                                                 ? std::span(context.forced.decode, 1)
@@ -186,7 +196,6 @@ void dispatch_decode(Context& context, Commands& commands, const Problem& proble
   s.constants = {{"THREADS", plan.tile.threads},
                  {"ROWS", plan.rows},
                  {"STEP_TILES", plan.tile.step_tiles},
-                 {"CHUNK", plan.tile.chunk},
                  {"QUERY_VECS", plan.query_vecs}};
   specialise_format(c, s, "KEY_FORMAT", p.key_format);
   specialise_format(c, s, "VALUE_FORMAT", p.value_format);
@@ -235,16 +244,28 @@ void rotate_query_for(Context& context, Commands& commands, const Problem& probl
 constexpr int64_t kBusyWorkgroups = 512;
 constexpr int64_t kMaxSplits = 256;  // what attention_merge.wgsl joins
 
+int64_t splits_for(int64_t workgroups, int64_t busy) {
+  return std::clamp<int64_t>(busy / workgroups, 1, kMaxSplits);
+}
+
 void set_splits(const Context& context, const Problem& problem, int64_t workgroups, Params& p) {
   const Capabilities& c = context.device.capabilities();
   const int64_t busy = context.forced.busy_workgroups > 0 ? context.forced.busy_workgroups : kBusyWorkgroups;
   p.min_split_keys = c.software ? 64 : 256;
-  p.max_splits = static_cast<uint32_t>(std::clamp<int64_t>(busy / workgroups, 1, kMaxSplits));
+  p.max_splits = static_cast<uint32_t>(splits_for(workgroups, busy));
   const int64_t longest = (problem.seqlen_k + p.min_split_keys - 1) / p.min_split_keys;
   p.splits = static_cast<uint32_t>(std::clamp<int64_t>(longest, 1, p.max_splits));
 }
 
 }  // namespace
+
+int64_t most_splits(const Problem& problem) {
+  const int64_t pairs = problem.seqlen_q * problem.group();
+  const bool few = problem.seqlen_q <= kFewRows && pairs <= 4 * kFewRows;
+  const int64_t workgroups = few ? problem.kv_heads * ((pairs + kDecodeRows - 1) / kDecodeRows)
+                                 : problem.heads * (problem.seqlen_q / 64 + 1);
+  return splits_for(std::max<int64_t>(workgroups, 1), kBusyWorkgroups);
+}
 
 void record_forward(Context& context, Commands& commands, const Problem& problem) {
   if (problem.batch == 0 || problem.seqlen_q == 0) return;

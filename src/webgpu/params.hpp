@@ -43,7 +43,7 @@ struct Params {
   uint32_t bias_row = 0, bias_key = 0, splits = 1, min_split_keys = 0;
   uint32_t out_split = 0, lse_split = 0, max_splits = 1, page_size = 1;
   Loader dout_format{};
-  uint32_t query_quads = 0, spare0 = 0, spare1 = 0;
+  uint32_t query_quads = 0, column_blocks = 1, spare1 = 0;
 };
 // attention_merge.wgsl: states of `a` lie a_split and lse_split bytes apart; `b` is one more, or none.
 struct MergeParams {

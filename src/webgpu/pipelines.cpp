@@ -45,14 +45,19 @@ Pipelines::~Pipelines() {
 const Pipeline& Pipelines::get(const Specialisation& s, const std::string& bindings) {
   const std::string key = s.key();
   if (const auto found = made_.find(key); found != made_.end()) return found->second;
+  return make(key, s.prelude + source_of(s.shader), s.entry, s.constants, bindings);
+}
+
+const Pipeline& Pipelines::make(const std::string& label, const std::string& source, const std::string& entry,
+                                const std::vector<std::pair<std::string, double>>& constants,
+                                const std::string& bindings) {
   const Api& api = device_.api();
-  const std::string source = s.prelude + source_of(s.shader);
   WGPUShaderSourceWGSL wgsl{};
   wgsl.chain.sType = WGPUSType_ShaderSourceWGSL;
   wgsl.code = view_of(source);
   WGPUShaderModuleDescriptor module_descriptor{};
   module_descriptor.nextInChain = &wgsl.chain;
-  module_descriptor.label = view_of(s.shader);
+  module_descriptor.label = view_of(label);
   const WGPUShaderModule module = api.DeviceCreateShaderModule(device_.handle(), &module_descriptor);
 
   Pipeline made;
@@ -62,23 +67,23 @@ const Pipeline& Pipelines::get(const Specialisation& s, const std::string& bindi
   layout_descriptor.bindGroupLayoutCount = 1;
   layout_descriptor.bindGroupLayouts = &made.layout;
   const WGPUPipelineLayout layout = api.DeviceCreatePipelineLayout(device_.handle(), &layout_descriptor);
-  std::vector<WGPUConstantEntry> constants(s.constants.size());
-  for (size_t i = 0; i < constants.size(); ++i) {
-    constants[i].key = view_of(s.constants[i].first);
-    constants[i].value = s.constants[i].second;
+  std::vector<WGPUConstantEntry> entries(constants.size());
+  for (size_t i = 0; i < entries.size(); ++i) {
+    entries[i].key = view_of(constants[i].first);
+    entries[i].value = constants[i].second;
   }
   WGPUComputePipelineDescriptor descriptor{};
-  descriptor.label = view_of(key);
+  descriptor.label = view_of(label);
   descriptor.layout = layout;
   descriptor.compute.module = module;
-  descriptor.compute.entryPoint = view_of(s.entry);
-  descriptor.compute.constantCount = constants.size();
-  descriptor.compute.constants = constants.data();
+  descriptor.compute.entryPoint = view_of(entry);
+  descriptor.compute.constantCount = entries.size();
+  descriptor.compute.constants = entries.data();
   made.pipeline = api.DeviceCreateComputePipeline(device_.handle(), &descriptor);
   api.PipelineLayoutRelease(layout);
   api.ShaderModuleRelease(module);
-  device_.check(key.c_str());
-  return made_.emplace(key, made).first->second;
+  device_.check(label.c_str());
+  return made_.emplace(label, made).first->second;
 }
 
 Commands::Commands(GpuDevice& device) : device_(device) {

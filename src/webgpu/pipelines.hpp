@@ -35,6 +35,10 @@ class Pipelines {
 
   // Throws Error(internal) with the compiler's message when the shader is not accepted.
   const Pipeline& get(const Specialisation& specialisation, const std::string& bindings);
+  // The same out of any WGSL; `label` is its name in messages and must tell it from every other.
+  const Pipeline& make(const std::string& label, const std::string& source, const std::string& entry,
+                       const std::vector<std::pair<std::string, double>>& constants,
+                       const std::string& bindings);
   size_t count() const { return made_.size(); }
 
  private:

@@ -1,13 +1,52 @@
 #pragma once
 // The tiles of every kernel of this backend, and why.
 
+#include <algorithm>
 #include <cstdint>
 
 namespace attnspan::webgpu {
 
-// attention_forward.wgsl. Workgroup memory in vec4 (16 bytes): stage + rows * keys / 4 + rows * keys / 16.
+// attention_forward.wgsl: a thread has 8 rows and 4 keys of the scores, 8 rows and column_vecs vec4 of out.
+// Each thread moves four vec4 of query, of keys and of values a step.
 struct ForwardTile {
-  int64_t value_width;  // serves head_dim_v up to this: keys / 4 * column_vecs * 4
+  uint32_t rows, keys;
+  uint32_t dim_quads, value_keys;
+  uint32_t
+      column_vecs;  // 1, 2 or 4; wider rows of out are cut into blocks, each of which makes the scores anew
+
+  constexpr uint32_t threads() const { return rows / 8 * keys / 4; }
+  constexpr uint32_t columns() const { return keys * column_vecs; }  // of out, in a block
+  constexpr uint32_t stage_vecs() const {
+    const uint32_t score = (rows + keys) * dim_quads + (rows + keys) / 4;
+    const uint32_t value = value_keys * keys / 4 * column_vecs;
+    const uint32_t out = rows * keys / 4;
+    return std::max({score, value, out});
+  }
+  constexpr uint32_t storage_bytes() const {
+    return 16 * (stage_vecs() + rows * keys / 4 + rows / 8 + rows * keys / 16);
+  }
+  constexpr bool loads_in_fours() const {
+    const uint32_t step = 4 * threads();
+    return rows * dim_quads == step && keys * dim_quads == step &&
+           value_keys * keys / 4 * column_vecs == step;
+  }
+};
+
+inline constexpr ForwardTile kForwardTiles[] = {
+    // 64 x 64 scores by 128 threads: 12 vec4 out of workgroup memory for 128 products. 38 KB.
+    {64, 64, 8, 32, 1},
+    {64, 64, 8, 16, 2},
+    {64, 64, 8, 8, 4},
+    // The default limits of WebGPU, 16 KiB and 256 threads: 32 x 32 scores by 32 threads. 9.3 KB.
+    {32, 32, 4, 8, 2},
+    {32, 32, 4, 4, 4},
+};
+static_assert(std::ranges::all_of(kForwardTiles, &ForwardTile::loads_in_fours));
+
+// attention_bwd_dq.wgsl, attention_bwd_dkv.wgsl: a thread has 4 x 4 scores and 4 x column_vecs vec4 of a
+// gradient.
+struct GradientTile {
+  int64_t width;  // serves gradients of this many columns: keys / 4 * column_vecs * 4
   uint32_t rows, keys;
   uint32_t dim_quads, value_keys;
   uint32_t column_vecs;
@@ -21,10 +60,10 @@ struct ForwardTile {
   uint32_t storage_bytes() const { return 16 * (stage_vecs() + rows * keys / 4 + rows * keys / 16); }
 };
 
-inline constexpr ForwardTile kForwardTiles[] = {
+inline constexpr GradientTile kGradientTiles[] = {
     // 48 KiB of workgroup memory and 256 threads: 64 x 64 scores reuse each staged value 64 times, and 16
-    // rows
-    // of threads leave 4 x (4 + 4 column_vecs) accumulators a thread. 37 to 38 KB.
+    // rows of
+    // threads leave 4 x (4 + 4 column_vecs) accumulators a thread. 37 to 38 KB.
     {64, 64, 64, 8, 64, 1},
     {128, 64, 64, 8, 32, 2},
     {256, 64, 64, 8, 16, 4},
@@ -36,54 +75,57 @@ inline constexpr ForwardTile kForwardTiles[] = {
     {576, 32, 32, 8, 4, 18},
 };
 
-// attention_forward_matrix.wgsl: rows = matrix * subgroups, keys = matrix * key_tiles.
+// attention_forward_matrix.wgsl: `subgroups` share each staged key. Rows = matrix * subgroups; keys = 16
+// times the lanes that share a row of a matrix.
 struct MatrixTile {
-  uint32_t subgroups, key_tiles;
+  uint32_t subgroups;
 
-  uint32_t storage_bytes(uint32_t matrix, uint32_t widest) const {
-    const uint32_t rows = matrix * subgroups, keys = matrix * key_tiles;
-    return 2 * (rows > keys ? rows : keys) * (widest + 8) + 4 * rows * (keys + 4) + 2 * rows * (keys + 8) +
-           4 * rows + 64;
+  static uint32_t keys(uint32_t matrix, uint32_t subgroup) { return 16 * (subgroup / matrix); }
+  uint32_t storage_bytes(uint32_t matrix, uint32_t subgroup, uint32_t widest) const {
+    const uint32_t rows = matrix * subgroups, k = keys(matrix, subgroup);
+    return 4 * k * (widest + 8) + 4 * rows * (k + 4) + 2 * rows * (k + 8) + 4 * rows + 32;
+  }
+  // Two vectors of keys and two of values a thread cover a tile: all are fetched a step ahead.
+  bool fetches_ahead(uint32_t matrix, uint32_t subgroup, uint32_t widest) const {
+    return keys(matrix, subgroup) * widest / 8 <= 2 * subgroups * subgroup;
   }
 };
 
 inline constexpr uint32_t kWidestMatrixRow = 128;  // wider rows of out would not fit the registers
 
+// The first that fetches ahead within the limits, else the first within the limits. On 16 x 16 matrices,
+// subgroups of 32:
 inline constexpr MatrixTile kMatrixTiles[] = {
-    {4, 4},  // 64 x 64 on 16 x 16 matrices: 44 KB at 128 columns
-    {4, 2},  // 32 KB
-    {2, 2},  // 15 KB
-    {1, 2},
+    {4},  // 64 x 32. Up to 64 columns: 24 KB
+    {8},  // 128 x 32. 128 columns: 47 KB
+    {2},
+    {1},
 };
 
 // attention_decode.wgsl. Rows are the (query row, head) pairs that share each loaded key.
 struct DecodeTile {
   uint32_t threads;     // keys of a tile; 8 columns of the value a thread
-  uint32_t chunk;       // 16-byte vectors of a key row staged at a time
   uint32_t rows;        // at most; a power of two
   uint32_t step_tiles;  // tiles between two maxima: rows * threads * step_tiles probabilities are kept
 
   uint32_t storage_bytes(uint32_t used_rows, uint32_t query_quads) const {
-    return 16 * threads * (chunk + 1) + 16 * used_rows * query_quads +
-           4 * used_rows * threads * (step_tiles + 2) + 40 * used_rows + 2048;
+    return 16 * used_rows * query_quads + 4 * used_rows * threads * (step_tiles + 2) + 40 * used_rows +
+           32 * threads + 2048;
   }
 };
 
+inline constexpr uint32_t kDecodeRows = 8;  // rows whose sums a thread keeps in registers
+
 inline constexpr DecodeTile kDecodeTiles[] = {
-    // 128 bytes of each key in flight a thread, eight 16-byte loads; the fewer the rows, the more tiles share
-    // the
-    // cost of a maximum. 25 to 46 KB at head_dim 128.
-    {128, 8, 1, 8},
-    {128, 8, 2, 4},
-    {128, 8, 4, 4},
-    {128, 8, 8, 2},
-    {128, 8, 16, 1},
-    // The default limit of 16 KiB: smaller stages, fewer rows at once.
-    {128, 2, 16, 1},
-    {128, 2, 8, 1},
-    {128, 2, 4, 1},
-    {128, 2, 2, 1},
-    {128, 2, 1, 1},
+    // The fewer the rows, the more tiles share the cost of a maximum. 11 to 27 KB at head_dim 128.
+    {128, 1, 8},
+    {128, 2, 8},
+    {128, 4, 4},
+    {128, 8, 2},
+    // The default limit of 16 KiB: fewer rows at once.
+    {128, 4, 1},
+    {128, 2, 1},
+    {128, 1, 1},
 };
 
 }  // namespace attnspan::webgpu

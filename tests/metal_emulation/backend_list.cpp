@@ -6,7 +6,8 @@
 namespace attnspan {
 
 std::vector<BackendEntry> backend_entries() {
-  return {{"metal", metal_emulation::make_backend}, {"reference", reference::make_backend}};
+  return {{"metal", metal_emulation::make_backend, Device::metal},
+          {"reference", reference::make_backend, Device::cpu}};
 }
 
 }  // namespace attnspan

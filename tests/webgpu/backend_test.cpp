@@ -165,6 +165,25 @@ TEST_F(WebgpuTest, RefusesToWriteABufferThatItReads) {
   }
 }
 
+// supports() names what is too large before anything is allocated; nothing of these tensors is read.
+TEST_F(WebgpuTest, SaysNoToWhatTheAdapterCannotHold) {
+  std::vector<float> values(64);
+  Tensor small = bshd(values.data(), DType::f32, 1, 4, 1, 16), spread = small;
+  spread.stride[1] = int64_t{1} << 31;  // the last row begins 24 GiB further on
+  ForwardArgs args;
+  args.query = spread, args.key = args.value = args.out = small;
+  Support support = supports(args, "webgpu");
+  EXPECT_FALSE(support);
+  EXPECT_NE(support.reason.find("query: "), std::string::npos) << support.reason;
+
+  constexpr int64_t kBatch = 70000;  // WebGPU promises 65535 workgroups in a dimension
+  std::vector<float> many(static_cast<size_t>(kBatch * 4));
+  args.query = args.key = args.value = args.out = bshd(many.data(), DType::f32, kBatch, 1, 1, 4);
+  support = supports(args, "webgpu");
+  EXPECT_FALSE(support);
+  EXPECT_NE(support.reason.find("batch: 70000"), std::string::npos) << support.reason;
+}
+
 // ---- append
 
 struct AppendCase {

@@ -1,37 +1,12 @@
-// Every shader as it lies in src/webgpu/shaders is accepted by the WebGPU implementation at hand, and the
-// blocks that several files share are the same in all of them (WGSL has no include).
+// Every shader, with its common files before it, is accepted by the WebGPU implementation at hand.
 
 #include <gtest/gtest.h>
-
-#include <map>
 
 #include "webgpu/backend.hpp"
 #include "webgpu/shaders.hpp"
 
 namespace attnspan::webgpu {
 namespace {
-
-// name of a block -> text, and the file where it was first seen
-using Blocks = std::map<std::string, std::pair<std::string, std::string>>;
-
-void expect_same_blocks(const Shader& shader, Blocks& blocks) {
-  const std::string text = shader.source, opening = "// ---- shared: ", closing = "// ---- end shared";
-  for (size_t at = text.find(opening); at != std::string::npos; at = text.find(opening, at + 1)) {
-    const size_t line_end = text.find('\n', at), end = text.find(closing, at);
-    ASSERT_NE(end, std::string::npos) << shader.name << ": a shared block without an end";
-    const std::string name = text.substr(at + opening.size(), line_end - at - opening.size());
-    const std::string body = text.substr(line_end, end - line_end);
-    const auto [first, fresh] = blocks.try_emplace(name, body, shader.name);
-    EXPECT_EQ(first->second.first, body)
-        << "block '" << name << "' of " << shader.name << " differs from that of " << first->second.second;
-  }
-}
-
-TEST(Shaders, SharedBlocksAreTheSame) {
-  Blocks blocks;
-  for (const Shader& shader : shaders()) expect_same_blocks(shader, blocks);
-  EXPECT_GE(blocks.size(), 5U);
-}
 
 TEST(Shaders, AreValidAsTheyAre) {
   std::string reason;

@@ -1,5 +1,6 @@
 // Backward, first: for every query row (lse, delta), delta = rowsum(dout * out) - dlse; and the gradient of the
 // sinks, d_sinks = -sum over rows of exp(sink - lse) delta. An empty row (lse = -inf) gets (0, 0).
+// common: formats
 
 const THREADS = 64u;
 
@@ -10,22 +11,6 @@ struct DeltaParams {
   in_format: u32, grid_x: u32, spare0: u32, spare1: u32,
 }
 const NONE = 0xffffffffu;
-// ---- shared: formats
-// How rows lie in memory. RUNTIME: the parameters say it (fewer pipelines, slower loads).
-const F32_VEC = 0u;
-const F16_VEC = 1u;
-const BF16_VEC = 2u;
-const Q8 = 3u;
-const TBQ4 = 4u;
-const F32_ANY = 5u;   // any alignment, any head_dim
-const F16_ANY = 6u;
-const BF16_ANY = 7u;
-const RUNTIME = 15u;
-override QUERY_FORMAT: u32 = 15u;
-override KEY_FORMAT: u32 = 15u;
-override VALUE_FORMAT: u32 = 15u;
-override OUT_FORMAT: u32 = 15u;
-// ---- end shared
 @group(0) @binding(0) var<uniform> p: DeltaParams;
 @group(0) @binding(1) var<storage, read> out: array<u32>;
 @group(0) @binding(2) var<storage, read> dout: array<u32>;

@@ -3,14 +3,15 @@
 // An empty state has lse = -inf and an out that is never read. The sink is one more state without an out. Where
 // values were stored rotated (tbq4), the joined row is rotated back here, once.
 //
-// One workgroup joins one row. Its threads weigh the states, then sum them 32 columns at a time: 8 threads share a
-// column, and four loads are in flight in each.
+// One workgroup joins one row. Splits are f32 and whole vec4s: 32 threads take a vec4 each of one state, 8 states side
+// by side, four loads under way in each thread.
+// common: formats store rotation
 
 const THREADS = 256u;
-const COLUMNS = 32u;
+const LANES = 32u;
 const PARTS = 8u;
-const MAX_STATES = 256u;
-const MAX_WIDTH = 576u;  // the widest stored row
+const MAX_STATE_VECS = 65u;  // of four states
+const MAX_WIDTH = 576u;      // the widest stored row
 
 struct Rows { base: u32, batch: u32, head: u32, row: u32 }
 struct MergeParams {
@@ -21,103 +22,26 @@ struct MergeParams {
   sinks: u32, grid_x: u32, spare0: u32, spare1: u32,
 }
 const NONE = 0xffffffffu;
-// ---- shared: formats
-// How rows lie in memory. RUNTIME: the parameters say it (fewer pipelines, slower loads).
-const F32_VEC = 0u;
-const F16_VEC = 1u;
-const BF16_VEC = 2u;
-const Q8 = 3u;
-const TBQ4 = 4u;
-const F32_ANY = 5u;   // any alignment, any head_dim
-const F16_ANY = 6u;
-const BF16_ANY = 7u;
-const RUNTIME = 15u;
-override QUERY_FORMAT: u32 = 15u;
-override KEY_FORMAT: u32 = 15u;
-override VALUE_FORMAT: u32 = 15u;
-override OUT_FORMAT: u32 = 15u;
-// ---- end shared
 @group(0) @binding(0) var<uniform> p: MergeParams;
-@group(0) @binding(1) var<storage, read> a: array<u32>;
+@group(0) @binding(1) var<storage, read> a: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read> lse_a: array<u32>;
-@group(0) @binding(3) var<storage, read> b: array<u32>;
+@group(0) @binding(3) var<storage, read> b: array<vec4<u32>>;
 @group(0) @binding(4) var<storage, read> lse_b: array<u32>;
 @group(0) @binding(5) var<storage, read> side: array<u32>;
 @group(0) @binding(6) var<storage, read_write> out: array<atomic<u32>>;
 @group(0) @binding(7) var<storage, read_write> lse: array<u32>;
 
-var<workgroup> weights: array<f32, MAX_STATES + 1u>;
+var<workgroup> weights: array<vec4<f32>, MAX_STATE_VECS>;  // of the states: lse, then exp(lse - maximum)
 var<workgroup> row_values: array<f32, MAX_WIDTH>;
-var<workgroup> partial: array<f32, THREADS>;
-// ---- shared: store
-// f32 -> f16 and bf16 bits, to nearest even, the same on every device.
-fn f16_bits(x: f32) -> u32 {
-  let bits = bitcast<u32>(x);
-  let sign = (bits >> 16u) & 0x8000u;
-  let magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) { return sign | 0x7e00u; }
-  if (magnitude >= 0x477ff000u) { return sign | 0x7c00u; }  // 65520 and more
-  if (magnitude < 0x38800000u) {                             // subnormal: multiples of 2^-24
-    let scaled = bitcast<f32>(magnitude) * 16777216.0;
-    return sign | u32(round(scaled));
-  }
-  return sign | ((magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13u) & 1u)) >> 13u);
-}
-fn bf16_bits(x: f32) -> u32 {
-  let bits = bitcast<u32>(x);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) { return (bits >> 16u) | 0x40u; }
-  return (bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u;
-}
-fn narrow_bits(x: f32, format: u32) -> u32 {
-  if (format == F16_VEC) { return f16_bits(x); }
-  return bf16_bits(x);
-}
-// One 16-bit value; its neighbour in the word may be another thread's.
-fn store_half(at: u32, bits: u32) {
-  let shift = 16u * (at & 1u);
-  atomicAnd(&out[at >> 1u], ~(0xffffu << shift));
-  atomicOr(&out[at >> 1u], bits << shift);
-}
-// ---- end shared
-// ---- shared: rotation
-const SIGNS_128 = vec4<u32>(0xb6032f3fu, 0x966eaf95u, 0xc07a3c61u, 0xe4f51876u);
-const SIGNS_64 = vec4<u32>(0x2d3c0039u, 0xe0c6bfbeu, 0u, 0u);
-// Value i of a block is negated where its bit is set (docs/kv-formats.md).
-fn with_sign(i: u32, block: u32, x: f32) -> f32 {
-  let words = select(SIGNS_64, SIGNS_128, block == 128u);
-  let at = i % block;
-  return select(x, -x, ((words[at >> 5u] >> (at & 31u)) & 1u) != 0u);
-}
-// Walsh-Hadamard over every block of row_values[0 .. width), scaled to keep lengths. Barriers inside.
-fn hadamard(thread: u32, threads: u32, width: u32, block: u32) {
-  for (var h = 1u; h < block; h *= 2u) {
-    workgroupBarrier();
-    for (var i = thread; i < width / 2u; i += threads) {
-      let j = (i / h) * 2u * h + i % h;
-      let x = row_values[j];
-      let y = row_values[j + h];
-      row_values[j] = x + y;
-      row_values[j + h] = x - y;
-    }
-  }
-  workgroupBarrier();
-  let scale = select(0.125, 0.08838834764831845, block == 128u);
-  for (var i = thread; i < width; i += threads) { row_values[i] *= scale; }
-  workgroupBarrier();
-}
-// ---- end shared
+var<workgroup> partial: array<vec4<f32>, THREADS>;
 const NO_SCORE = -3.0e38;
 
 fn element(from_b: bool, row: u32, d: u32) -> f32 {
+  let half = select((row >> 1u) + d, 2u * ((row >> 2u) + d), p.in_format == F32_VEC);
   var word: u32;
-  if (p.in_format == F32_VEC) {
-    let at = (row >> 2u) + d;
-    if (from_b) { word = b[at]; } else { word = a[at]; }
-    return bitcast<f32>(word);
-  }
-  let at = (row >> 1u) + d;
-  if (from_b) { word = b[at >> 1u]; } else { word = a[at >> 1u]; }
-  let bits = select(word & 0xffffu, word >> 16u, (at & 1u) != 0u);
+  if (from_b) { word = b[half >> 3u][(half >> 1u) & 3u]; } else { word = a[half >> 3u][(half >> 1u) & 3u]; }
+  if (p.in_format == F32_VEC) { return bitcast<f32>(word); }
+  let bits = select(word & 0xffffu, word >> 16u, (half & 1u) != 0u);
   if (p.in_format == F16_VEC) { return unpack2x16float(bits).x; }
   return bitcast<f32>(bits << 16u);
 }
@@ -128,19 +52,50 @@ fn lse_bits(state: u32, at: Place) -> u32 {
   if (state < p.states_a) { return lse_a[(address(p.lse_a, at) + state * p.lse_split) >> 2u]; }
   return lse_b[address(p.lse_b, at) >> 2u];
 }
-// max or sum of `partial`, for every thread
-fn reduced(thread: u32, x: f32, is_sum: bool) -> f32 {
-  workgroupBarrier();
-  partial[thread] = x;
-  for (var half = THREADS / 2u; half > 0u; half /= 2u) {
+// lse of state `i`; NO_SCORE where it is empty or beyond the last
+fn lse_of(i: u32, at: Place) -> f32 {
+  let states = p.states_a + p.states_b;
+  let bits = lse_bits(min(i, states - 1u), at);
+  return select(bitcast<f32>(bits), NO_SCORE, bits == 0xff800000u || i >= states);
+}
+fn weights_of(lses: vec4<f32>, m: f32) -> vec4<f32> { return select(exp(lses - m), vec4<f32>(), lses <= vec4<f32>(NO_SCORE)); }
+fn weight(i: u32) -> f32 { return weights[i >> 2u][i & 3u]; }
+
+// The caller's two states.
+fn join_pair(at: Place, scale: f32, thread: u32) {
+  for (var d = thread; d < p.width; d += THREADS) {
+    var o = 0.0;  // an empty state's out may be anything
+    if (weights[0].x > 0.0) { o = weights[0].x * element(false, address(p.a, at), d); }
+    if (weights[0].y > 0.0) { o = fma(weights[0].y, element(true, address(p.b, at), d), o); }
+    row_values[d] = o * scale;
+  }
+}
+fn weighed_state(i: u32, row: u32, quad: u32) -> vec4<f32> {
+  let state = min(i, p.states_a - 1u);
+  let w = select(0.0, weight(state), i < p.states_a);
+  return select(vec4<f32>(), w * bitcast<vec4<f32>>(a[((row + state * p.a_split) >> 4u) + quad]), w > 0.0);
+}
+fn join_splits(at: Place, scale: f32, thread: u32) {
+  let row = address(p.a, at);
+  for (var q0 = 0u; 4u * q0 < p.width; q0 += LANES) {
+    let quad = min(q0 + thread % LANES, p.width / 4u - 1u);
+    var o = vec4<f32>();
+    for (var i = thread / LANES; i < p.states_a; i += 8u * PARTS) {
+      let near = (weighed_state(i, row, quad) + weighed_state(i + PARTS, row, quad))
+               + (weighed_state(i + 2u * PARTS, row, quad) + weighed_state(i + 3u * PARTS, row, quad));
+      let far = (weighed_state(i + 4u * PARTS, row, quad) + weighed_state(i + 5u * PARTS, row, quad))
+              + (weighed_state(i + 6u * PARTS, row, quad) + weighed_state(i + 7u * PARTS, row, quad));
+      o += near + far;
+    }
     workgroupBarrier();
-    if (thread < half) {
-      let other = partial[thread + half];
-      partial[thread] = select(max(partial[thread], other), partial[thread] + other, is_sum);
+    partial[thread] = o;
+    workgroupBarrier();
+    if (thread < LANES && 4u * (q0 + thread) < p.width) {
+      var total = vec4<f32>();
+      for (var i = 0u; i < PARTS; i++) { total += partial[i * LANES + thread]; }
+      for (var c = 0u; c < 4u; c++) { row_values[4u * (q0 + thread) + c] = total[c] * scale; }
     }
   }
-  workgroupBarrier();
-  return partial[0];
 }
 
 @compute @workgroup_size(THREADS)
@@ -148,60 +103,40 @@ fn merge(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
   let index = group.y * p.grid_x + group.x;
   if (index >= p.rows * p.heads * p.batch) { return; }
   let at = Place(index / p.rows / p.heads, index / p.rows % p.heads, index % p.rows);
-  let states = p.states_a + p.states_b;
+  let vecs = (p.states_a + p.states_b + 3u) / 4u;
 
-  // the largest lse; NO_SCORE where all are empty
-  var m = NO_SCORE;
-  for (var i = thread; i < states; i += THREADS) {
-    let bits = lse_bits(i, at);
-    if (bits != 0xff800000u) { m = max(m, bitcast<f32>(bits)); }
+  // every thread: the largest lse, NO_SCORE where all are empty; then the sum of exp(lse - largest)
+  if (thread < vecs) {
+    let i = 4u * thread;
+    let a = lse_of(i, at);
+    let b = lse_of(i + 1u, at);
+    let c = lse_of(i + 2u, at);
+    let d = lse_of(i + 3u, at);
+    weights[thread] = vec4<f32>(a, b, c, d);
   }
-  m = reduced(thread, m, false);
+  workgroupBarrier();
+  var most = vec4<f32>(NO_SCORE);
+  for (var i = 0u; i < vecs; i++) { most = max(most, weights[i]); }
+  var m = max(max(most.x, most.y), max(most.z, most.w));
   let has_sink = p.sinks != NONE && side[p.sinks + at.head] != 0xff800000u;
   var sink = NO_SCORE;
   if (has_sink) {
     sink = bitcast<f32>(side[p.sinks + at.head]);
     m = max(m, sink);
   }
-
-  var sum = 0.0;
-  for (var i = thread; i < states; i += THREADS) {
-    let bits = lse_bits(i, at);
-    var w = 0.0;
-    if (bits != 0xff800000u) { w = exp(bitcast<f32>(bits) - m); }
-    weights[i] = w;
-    sum += w;
-  }
-  sum = reduced(thread, sum, true);
+  workgroupBarrier();
+  if (thread < vecs) { weights[thread] = weights_of(weights[thread], m); }
+  workgroupBarrier();
+  var sums = vec4<f32>();
+  for (var i = 0u; i < vecs; i++) { sums += weights[i]; }
+  var sum = (sums.x + sums.y) + (sums.z + sums.w);
   if (has_sink) { sum += exp(sink - m); }
   let scale = select(0.0, 1.0 / sum, sum > 0.0);
 
-  let row_a = address(p.a, at);
-  let part = thread / COLUMNS;
-  for (var d0 = 0u; d0 < p.width; d0 += COLUMNS) {
-    let d = min(d0 + thread % COLUMNS, p.width - 1u);
-    var o = 0.0;
-    for (var i = part; i < p.states_a; i += 4u * PARTS) {
-      let j = min(vec4<u32>(i, i + PARTS, i + 2u * PARTS, i + 3u * PARTS), vec4<u32>(p.states_a - 1u));
-      let v = vec4<f32>(element(false, row_a + j.x * p.a_split, d), element(false, row_a + j.y * p.a_split, d),
-                        element(false, row_a + j.z * p.a_split, d), element(false, row_a + j.w * p.a_split, d));
-      let w = vec4<f32>(weights[j.x], select(0.0, weights[j.y], i + PARTS < p.states_a),
-                        select(0.0, weights[j.z], i + 2u * PARTS < p.states_a),
-                        select(0.0, weights[j.w], i + 3u * PARTS < p.states_a));
-      let terms = select(vec4<f32>(), w * v, w > vec4<f32>());  // an empty state's out may be anything
-      o += (terms.x + terms.y) + (terms.z + terms.w);
-    }
-    if (part == 0u && p.states_b > 0u && weights[p.states_a] > 0.0) {
-      o = fma(weights[p.states_a], element(true, address(p.b, at), d), o);
-    }
-    workgroupBarrier();
-    partial[thread] = o;
-    workgroupBarrier();
-    if (thread < COLUMNS && d0 + thread < p.width) {
-      var total = 0.0;
-      for (var i = 0u; i < PARTS; i++) { total += partial[i * COLUMNS + thread]; }
-      row_values[d0 + thread] = total * scale;
-    }
+  if (p.states_b != 0u) {
+    join_pair(at, scale, thread);
+  } else {
+    join_splits(at, scale, thread);
   }
   workgroupBarrier();
   if (p.block != 0u) {

@@ -1,5 +1,6 @@
 // Appends to a KV cache: rows of keys, or of values, encoded where they will be read (docs/kv-formats.md has the
 // bits). One workgroup encodes one row; its bytes do not depend on its neighbours.
+// common: formats store rotation
 
 const THREADS = 128u;
 const MAX_WIDTH = 576u;
@@ -13,22 +14,6 @@ struct AppendParams {
   block_table_column: u32, page_size: u32, quality: u32, grid_x: u32,
 }
 const NONE = 0xffffffffu;
-// ---- shared: formats
-// How rows lie in memory. RUNTIME: the parameters say it (fewer pipelines, slower loads).
-const F32_VEC = 0u;
-const F16_VEC = 1u;
-const BF16_VEC = 2u;
-const Q8 = 3u;
-const TBQ4 = 4u;
-const F32_ANY = 5u;   // any alignment, any head_dim
-const F16_ANY = 6u;
-const BF16_ANY = 7u;
-const RUNTIME = 15u;
-override QUERY_FORMAT: u32 = 15u;
-override KEY_FORMAT: u32 = 15u;
-override VALUE_FORMAT: u32 = 15u;
-override OUT_FORMAT: u32 = 15u;
-// ---- end shared
 @group(0) @binding(0) var<uniform> p: AppendParams;
 @group(0) @binding(1) var<storage, read> rows: array<u32>;
 @group(0) @binding(2) var<storage, read> side: array<u32>;
@@ -39,63 +24,6 @@ override OUT_FORMAT: u32 = 15u;
 var<workgroup> row_values: array<f32, MAX_WIDTH>;
 var<workgroup> tree: array<vec2<f32>, THREADS>;
 var<workgroup> codes: array<u32, THREADS>;
-// ---- shared: store
-// f32 -> f16 and bf16 bits, to nearest even, the same on every device.
-fn f16_bits(x: f32) -> u32 {
-  let bits = bitcast<u32>(x);
-  let sign = (bits >> 16u) & 0x8000u;
-  let magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) { return sign | 0x7e00u; }
-  if (magnitude >= 0x477ff000u) { return sign | 0x7c00u; }  // 65520 and more
-  if (magnitude < 0x38800000u) {                             // subnormal: multiples of 2^-24
-    let scaled = bitcast<f32>(magnitude) * 16777216.0;
-    return sign | u32(round(scaled));
-  }
-  return sign | ((magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13u) & 1u)) >> 13u);
-}
-fn bf16_bits(x: f32) -> u32 {
-  let bits = bitcast<u32>(x);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) { return (bits >> 16u) | 0x40u; }
-  return (bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u;
-}
-fn narrow_bits(x: f32, format: u32) -> u32 {
-  if (format == F16_VEC) { return f16_bits(x); }
-  return bf16_bits(x);
-}
-// One 16-bit value; its neighbour in the word may be another thread's.
-fn store_half(at: u32, bits: u32) {
-  let shift = 16u * (at & 1u);
-  atomicAnd(&out[at >> 1u], ~(0xffffu << shift));
-  atomicOr(&out[at >> 1u], bits << shift);
-}
-// ---- end shared
-// ---- shared: rotation
-const SIGNS_128 = vec4<u32>(0xb6032f3fu, 0x966eaf95u, 0xc07a3c61u, 0xe4f51876u);
-const SIGNS_64 = vec4<u32>(0x2d3c0039u, 0xe0c6bfbeu, 0u, 0u);
-// Value i of a block is negated where its bit is set (docs/kv-formats.md).
-fn with_sign(i: u32, block: u32, x: f32) -> f32 {
-  let words = select(SIGNS_64, SIGNS_128, block == 128u);
-  let at = i % block;
-  return select(x, -x, ((words[at >> 5u] >> (at & 31u)) & 1u) != 0u);
-}
-// Walsh-Hadamard over every block of row_values[0 .. width), scaled to keep lengths. Barriers inside.
-fn hadamard(thread: u32, threads: u32, width: u32, block: u32) {
-  for (var h = 1u; h < block; h *= 2u) {
-    workgroupBarrier();
-    for (var i = thread; i < width / 2u; i += threads) {
-      let j = (i / h) * 2u * h + i % h;
-      let x = row_values[j];
-      let y = row_values[j + h];
-      row_values[j] = x + y;
-      row_values[j + h] = x - y;
-    }
-  }
-  workgroupBarrier();
-  let scale = select(0.125, 0.08838834764831845, block == 128u);
-  for (var i = thread; i < width; i += threads) { row_values[i] *= scale; }
-  workgroupBarrier();
-}
-// ---- end shared
 const THRESHOLDS = array<f32, 8>(0.25822166, 0.52240371, 0.79954979, 1.09928583, 1.43713879, 1.84353173, 2.40080340, 1e30);
 const CENTROIDS = array<f32, 8>(0.12839503, 0.38804830, 0.65675912, 0.94234046, 1.25623120, 1.61804639, 2.06901723, 2.73258957);
 
