@@ -1,5 +1,5 @@
 #pragma once
-// The text of src/webgpu/shaders/*.wgsl, embedded by the build.
+// The text of src/webgpu/shaders/*.wgsl, joined with the common files that they name, embedded by the build.
 
 #include <string>
 #include <vector>

@@ -30,7 +30,9 @@ alias Sums = subgroup_matrix_result<f32, M, M>;
 var<workgroup> left: array<f16, ROWS * STRIDE_A>;
 var<workgroup> right: array<f16, 2u * M * (2u * M + PAD)>;
 var<workgroup> sums: array<f32, ROWS * STRIDE_OUT>;
-fn half_of(words: vec4<u32>, i: u32) -> f16 { return f16(unpack2x16float(words[i >> 1u] >> (16u * (i & 1u))).x); }
+fn half_of(words: vec4<u32>, i: u32) -> f16 {
+  return f16(unpack2x16float(words[i >> 1u] >> (16u * (i & 1u))).x);
+}
 @compute @workgroup_size(SUBGROUP * SUBGROUPS)
 fn product(@builtin(local_invocation_index) thread: u32) {
   for (var e = thread; e < ROWS * 2u * M; e += SUBGROUP * SUBGROUPS) {
@@ -45,7 +47,8 @@ fn product(@builtin(local_invocation_index) thread: u32) {
   var c = Sums();
   for (var k = 0u; k < 2u; k++) {
     let x = subgroupMatrixLoad<Left>(&left, own * STRIDE_A + k * M, false, STRIDE_A);
-    let y = subgroupMatrixLoad<Right>(&right, select(k * M * STRIDE_B, k * M, TRANSPOSED), TRANSPOSED, STRIDE_B);
+    let first = select(k * M * STRIDE_B, k * M, TRANSPOSED);
+    let y = subgroupMatrixLoad<Right>(&right, first, TRANSPOSED, STRIDE_B);
     c = subgroupMatrixMultiplyAccumulate(x, y, c);
     if (RELOADED) {
       subgroupMatrixStore(&sums, own * STRIDE_OUT, c, false, STRIDE_OUT);

@@ -1,4 +1,4 @@
-// Every shader, with its common files before it, is accepted by the WebGPU implementation at hand.
+// Every shader, joined with its common files, is accepted by the WebGPU implementation at hand.
 
 #include <gtest/gtest.h>
 
