@@ -21,6 +21,7 @@ h1 { font-size: 1.6em; margin-bottom: 0; } h2 { font-size: 1.2em; margin-top: 2e
 svg { width: 100%; height: auto; font-size: 12px; align-self: start; } svg text { fill: var(--text); }
 svg .title { font-size: 15px; font-weight: 600; }
 svg .grid { stroke: var(--line); } svg .mark { stroke: var(--text); stroke-dasharray: 4 3; }
+svg .over { paint-order: stroke; stroke: var(--page); stroke-width: 5px; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; }
 th, td { padding: .2em .8em; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; } .soft { color: var(--soft); }
@@ -72,7 +73,8 @@ std::string decode_over_length(const BenchReport& report, int threads, int64_t g
     by_name[attnspan::name_of(c.format)].points.emplace_back(c.seqlen_k,
                                                              row.timed.work.tokens / row.timed.timing.median);
   }
-  return line_plot("Decode, 8 KV heads x " + std::to_string(group) + " query heads x 128: layers a second",
+  return line_plot("Decode, 8 KV heads x " + std::to_string(group) +
+                       (group == 1 ? " query head x 128" : " query heads x 128") + ": layers a second",
                    {"tokens in the cache", true}, {"tokens/s of one layer", true},
                    sorted_series(std::move(by_name)));
 }
@@ -179,7 +181,7 @@ std::string html_of(const BenchReport& report) {
       (commit.empty() ? "" : ", commit " + escaped(commit)) + ", " + escaped(machine["date"]) +
       "</p>\n<h2>This machine</h2>\n" + ceilings_table(*report.machine) +
       "<h2>Plots</h2>\n<p class='soft'>Medians on " + std::to_string(threads) +
-      " threads.</p>\n<div class='plots'>\n";
+      (threads == 1 ? " thread" : " threads") + ".</p>\n<div class='plots'>\n";
   html += rate_over_length(report, threads);
   for (const int64_t group : {1, 4}) html += decode_over_length(report, threads, group);
   html += roofline(report, threads) + shares(report, threads);

@@ -188,15 +188,15 @@ std::string bar_plot(const std::string& title, const std::vector<Bar>& bars, dou
   const double height = kTop + kRow * static_cast<double>(bars.size()) + 10;
   const auto length = [&](double value) { return value / end * (kWidth - kLabels - kTexts); };
   std::string svg = opened(height, title);
+  if (mark_one) svg += line_from(kLabels + length(1), kTop, kLabels + length(1), height - 8, "class='mark'");
   double y = kTop;
   for (const Bar& bar : bars) {
     svg += text_at(kLabels - 8, y + 13, "end", bar.label);
     svg += "<rect height='14' x='" + number(kLabels) + "' y='" + number(y + 2) + "' width='" +
            number(length(bar.value)) + "' fill='" + kColors[bar.color % std::size(kColors)] + "'/>";
-    svg += text_at(kLabels + length(bar.value) + 6, y + 13, "start", bar.text);
+    svg += text_at(kLabels + length(bar.value) + 6, y + 13, "start", bar.text, "class='over'");
     y += kRow;
   }
-  if (mark_one) svg += line_from(kLabels + length(1), kTop, kLabels + length(1), height - 8, "class='mark'");
   return svg + "</svg>\n";
 }
 
