@@ -24,7 +24,7 @@ const NONE = 0xffffffffu;
 var<workgroup> row_values: array<f32, MAX_WIDTH>;
 var<workgroup> tree: array<vec2<f32>, THREADS>;
 var<workgroup> codes: array<u32, THREADS>;
-const THRESHOLDS = array<f32, 8>(0.25822166, 0.52240371, 0.79954979, 1.09928583, 1.43713879, 1.84353173, 2.40080340, 1e30);
+const THRESHOLDS = array<f32, 8>(0.25822166, 0.52240371, 0.79954979, 1.09928583, 1.43713879, 1.84353185, 2.40080340, 1e30);
 const CENTROIDS = array<f32, 8>(0.12839503, 0.38804830, 0.65675912, 0.94234046, 1.25623120, 1.61804639, 2.06901723, 2.73258957);
 
 fn element(row: u32, d: u32) -> f32 {
