@@ -16,6 +16,7 @@
 #include "core/staging.hpp"
 #include "kv/format.hpp"
 #include "kv/tbq4_constants.hpp"
+#include "no_device.hpp"
 #include "registry/registry.hpp"
 
 namespace attnspan::webgpu {
@@ -32,7 +33,7 @@ class WebgpuTest : public testing::Test {
   void SetUp() override {
     for (const RegisteredBackend& entry : backends()) {
       if (entry.name != "webgpu") continue;
-      if (entry.backend == nullptr) GTEST_SKIP() << entry.reason;
+      if (entry.backend == nullptr) ATTNSPAN_NO_DEVICE(entry.reason);
       memory_ = entry.backend->memory();
     }
   }

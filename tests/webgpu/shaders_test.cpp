@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "no_device.hpp"
 #include "webgpu/backend.hpp"
 #include "webgpu/shaders.hpp"
 
@@ -11,7 +12,7 @@ namespace {
 TEST(Shaders, AreValidAsTheyAre) {
   std::string reason;
   const auto device = GpuDevice::open(reason);
-  if (device == nullptr) GTEST_SKIP() << reason;
+  if (device == nullptr) ATTNSPAN_NO_DEVICE(reason);
   const Capabilities& c = device->capabilities();
   for (const Shader& shader : shaders()) {
     std::string source = shader.source;
@@ -32,7 +33,7 @@ TEST(Shaders, AreValidAsTheyAre) {
 TEST(Shaders, ABrokenShaderIsRefused) {
   std::string reason;
   const auto device = GpuDevice::open(reason);
-  if (device == nullptr) GTEST_SKIP() << reason;
+  if (device == nullptr) ATTNSPAN_NO_DEVICE(reason);
   WGPUShaderSourceWGSL wgsl{};
   wgsl.chain.sType = WGPUSType_ShaderSourceWGSL;
   wgsl.code = view_of("@compute @workgroup_size(1) fn main() { let x: u32 = 1.5; }");
