@@ -1,6 +1,9 @@
 #include "arguments.hpp"
 
+#include <cctype>
+#include <cerrno>
 #include <charconv>
+#include <cstdlib>
 
 #include "core/validation.hpp"
 #include "registry/make_backends.hpp"
@@ -8,11 +11,19 @@
 namespace attnspan::cli {
 namespace {
 
-template <typename T>
-bool parse_whole(const std::string& text, T& value) {
+bool parse_whole(const std::string& text, int64_t& value) {
   const char* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, value);
   return error == std::errc{} && stop == end;
+}
+
+// std::from_chars of a double is missing from Apple's library.
+bool parse_whole(const std::string& text, double& value) {
+  if (text.empty() || std::isspace(static_cast<unsigned char>(text[0]))) return false;
+  char* stop = nullptr;
+  errno = 0;
+  value = std::strtod(text.c_str(), &stop);
+  return errno == 0 && stop == text.c_str() + text.size();
 }
 
 std::string in_quotes(const std::string& text) { return "'" + text + "'"; }
