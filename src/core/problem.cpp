@@ -188,12 +188,13 @@ void check_cache_lengths(const KvView& cache) {
       cache.first_position ? bare_address<int32_t>(cache.first_position, "cache") : nullptr;
   const int64_t pages_of_one = cache.block_table ? cache.block_table.shape[1] : 1;
   for (int64_t b = 0; b < cache.batch; ++b) {
-    const int64_t begin = first != nullptr ? first[b] : 0;
-    if (begin < 0 || seqlens[b] < begin || seqlens[b] > cache.max_seqlen) {
-      refuse("cache", "seqlens " + std::to_string(seqlens[b]) + " for sequence " + std::to_string(b),
+    const int64_t begin = first != nullptr ? first[b * cache.first_position.stride[0]] : 0;
+    const int64_t end = seqlens[b * cache.seqlens.stride[0]];
+    if (begin < 0 || end < begin || end > cache.max_seqlen) {
+      refuse("cache", "seqlens " + std::to_string(end) + " for sequence " + std::to_string(b),
              std::to_string(begin) + " to " + std::to_string(cache.max_seqlen));
     }
-    const int64_t pages = (seqlens[b] - begin + cache.page_size - 1) / cache.page_size;
+    const int64_t pages = (end - begin + cache.page_size - 1) / cache.page_size;
     if (pages > pages_of_one) {
       refuse("cache", std::to_string(pages) + " pages for sequence " + std::to_string(b),
              "at most " + std::to_string(pages_of_one) + ", the width of block_table");
@@ -202,9 +203,9 @@ void check_cache_lengths(const KvView& cache) {
                                                    b * cache.block_table.stride[0]
                                              : nullptr;
     for (int64_t i = 0; table != nullptr && i < pages; ++i) {
-      if (table[i] < 0 || table[i] >= cache.num_pages) {
-        refuse("cache",
-               "page " + std::to_string(table[i]) + " in block_table of sequence " + std::to_string(b),
+      const int32_t page = table[i * cache.block_table.stride[1]];
+      if (page < 0 || page >= cache.num_pages) {
+        refuse("cache", "page " + std::to_string(page) + " in block_table of sequence " + std::to_string(b),
                "0 to " + std::to_string(cache.num_pages - 1));
       }
     }
@@ -445,9 +446,11 @@ Sequence sequence(const Problem& p, int64_t batch) {
   }
   if (p.seqused_k != nullptr) s.seqlen_k = p.seqused_k[batch];
   if (p.cache != nullptr) {
-    s.seqlen_k = bare_address<int32_t>(p.cache->seqlens, "cache")[batch];
-    if (p.cache->first_position) {
-      s.rule.key_begin = bare_address<int32_t>(p.cache->first_position, "cache")[batch];
+    const KvView& cache = *p.cache;
+    s.seqlen_k = bare_address<int32_t>(cache.seqlens, "cache")[batch * cache.seqlens.stride[0]];
+    if (cache.first_position) {
+      s.rule.key_begin =
+          bare_address<int32_t>(cache.first_position, "cache")[batch * cache.first_position.stride[0]];
     }
   }
   s.rule.key_limit = s.seqlen_k;
