@@ -27,13 +27,7 @@ std::vector<BackendEntry> backend_entries() {
 #else
       {"webgpu", [] { return left_out("this build has no WebGPU (no webgpu.h was found)"); }, Device::webgpu},
 #endif
-#ifdef ATTNSPAN_WITH_CPU
-      {"cpu", cpu::make_backend, Device::cpu},
-#else
-      {"cpu", [] { return left_out("this build has no cpu backend (Highway or oneTBB was not found)"); },
-       Device::cpu},
-#endif
-      {"reference", reference::make_backend, Device::cpu},
+      {"cpu", cpu::make_backend, Device::cpu},          {"reference", reference::make_backend, Device::cpu},
   };
 }
 
