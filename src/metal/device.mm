@@ -34,7 +34,7 @@ class Pipelines {
 
   id<MTLComputePipelineState> get(const Launch& launch) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    id<MTLComputePipelineState>& pipeline = pipelines_[{launch.kernel, launch.constants}];
+    __strong id<MTLComputePipelineState>& pipeline = pipelines_[{launch.kernel, launch.constants}];
     if (pipeline == nil) pipeline = make(launch);
     return pipeline;
   }
@@ -78,9 +78,11 @@ class AppleDevice final : public MetalDevice {
       : device_(device), queue_([device newCommandQueue]), pipelines_(device, library) {}
 
   std::string description() const override {
-    return std::string(device_.name.UTF8String) + ", " +
-           std::to_string(device_.maxThreadgroupMemoryLength / 1024) +
-           " KiB of threadgroup memory, unified memory";
+    @autoreleasepool {
+      return std::string(device_.name.UTF8String) + ", " +
+             std::to_string(device_.maxThreadgroupMemoryLength / 1024) +
+             " KiB of threadgroup memory, unified memory";
+    }
   }
 
   // Shared storage: host and GPU see the same bytes, so uploads and downloads are plain copies.
@@ -93,10 +95,14 @@ class AppleDevice final : public MetalDevice {
   }
   void release(void* handle) override { (void)(__bridge_transfer id<MTLBuffer>)handle; }
   void upload(void* to, const void* from, size_t bytes) override {
-    std::memcpy(buffer_of(to).contents, from, bytes);
+    @autoreleasepool {
+      std::memcpy(buffer_of(to).contents, from, bytes);
+    }
   }
   void download(void* to, const void* from, size_t bytes) override {
-    std::memcpy(to, buffer_of(from).contents, bytes);
+    @autoreleasepool {
+      std::memcpy(to, buffer_of(from).contents, bytes);
+    }
   }
 
   void run(const Plan& plan, void* scratch) override {

@@ -53,6 +53,8 @@ void set_cache_params(const KvView& cache, AttentionParams& params) {
   params.key = cache_strides(cache.key);
   params.value = cache_strides(cache.value);
   params.page_size = static_cast<int32_t>(cache.page_size);
+  params.lengths_batch = cache.seqlens.stride[0];
+  if (cache.first_position) params.first_position_batch = cache.first_position.stride[0];
   if (cache.block_table) {
     params.block_table_batch = cache.block_table.stride[0];
     params.block_table_page = cache.block_table.stride[1];
@@ -92,11 +94,13 @@ AttentionParams params_of(const Problem& p) {
   params.window_left = p.window_left;
   params.window_right = p.window_right;
   params.diagonal_kind = static_cast<int32_t>(p.diagonal.kind);
+  if (p.seqused_k != nullptr) params.lengths_batch = 1;
   params.batch = static_cast<int32_t>(p.batch);
   params.heads = static_cast<int32_t>(p.heads);
   params.kv_heads = static_cast<int32_t>(p.kv_heads);
   params.seqlen_q = static_cast<int32_t>(p.seqlen_q);
   params.seqlen_k = static_cast<int32_t>(p.seqlen_k);
+  params.most_rows = params.seqlen_q;
   params.splits = 1;
   params.softmax_scale = p.softmax_scale;
   params.softcap = p.softcap;
@@ -221,67 +225,11 @@ std::string kernel_name(const char* stem, const Tile& tile, DType type) {
 
 uint32_t tiles(int64_t rows, int64_t tile) { return static_cast<uint32_t>((rows + tile - 1) / tile); }
 
-namespace {
-
-// The most keys that the rows of one tile can see, from the shape of the call alone.
-int64_t longest_hull(const Problem& p) {
-  if (p.window_left >= kUnlimited || p.window_right >= kUnlimited) return p.seqlen_k;
-  return std::min(p.seqlen_k, p.window_left + p.window_right + p.seqlen_q);
-}
-
-int64_t splits_of(const Problem& p, bool decode) {
-  if (!decode) return 1;
-  const int64_t splits = (longest_hull(p) + ATTNSPAN_SPLIT_KEYS - 1) / ATTNSPAN_SPLIT_KEYS;
-  return std::clamp<int64_t>(splits, 1, ATTNSPAN_MAX_SPLITS);
-}
-
-Launch merge_splits(Launch launch, int64_t rows, int64_t kv_heads, int64_t batch) {
-  launch.kernel = "attention_merge";
-  launch.groups = {tiles(rows, ATTNSPAN_SIMDGROUPS), static_cast<uint32_t>(kv_heads),
-                   static_cast<uint32_t>(batch)};
-  launch.threadgroup_bytes = static_cast<uint32_t>(ATTNSPAN_SIMDGROUPS * launch.constants[VALUE_WIDTH] * 4);
-  return launch;
-}
-
-}  // namespace
-
 Support supports(const Problem& p) {
   if (p.seqlen_q * p.group() >= kMaxRows || p.seqlen_k >= kMaxRows) {
     return Support::no("sequences of 2^30 rows or more (positions are 32-bit in the shaders)");
   }
   return is_unfused(p) ? supports_unfused(p) : Support::yes();
-}
-
-Plan plan_forward(const Problem& p) {
-  if (is_unfused(p)) return plan_unfused_forward(p);
-  Plan plan;
-  Scratch scratch(plan);
-  const int64_t rows = p.seqlen_q * p.group();
-  if (p.batch == 0 || rows == 0) return plan;
-  const bool decode = !p.packed() && p.seqlen_q <= kDecodeRows;
-  FunctionConstants constants = constants_of(p);
-  const Tile& tile = tile_for(std::max(constants[KEY_WIDTH], constants[VALUE_WIDTH]), decode);
-  const int64_t splits = splits_of(p, decode);
-  constants[SPLIT] = splits > 1;
-  AttentionParams params = params_of(p);
-  params.splits = static_cast<int32_t>(splits);
-  std::vector<TensorSlot> tensors = tensors_of(p);
-  if (p.nan_guard) tensors[k_nonfinite] = {nullptr, plan.nonfinite_offset = 0, true};
-  if (splits > 1) {
-    const int64_t partials = p.batch * splits * p.kv_heads * rows;
-    tensors[k_partial_out] = scratch.take(partials * constants[VALUE_WIDTH] * 4);
-    tensors[k_partial_state] = scratch.take(partials * 2 * 4);
-  }
-  const DType type = tile_type(p);
-  Launch launch = attention_launch(constants, params, tensors);
-  launch.kernel = kernel_name("attention_forward", tile, type);
-  launch.groups = {tiles(rows, tile.rows()), static_cast<uint32_t>(p.kv_heads),
-                   static_cast<uint32_t>(p.batch * splits)};
-  launch.threadgroup_bytes = static_cast<uint32_t>(
-      attnspan_metal::forward_layout(tile.max_dim, tile.rows(), static_cast<int>(size_of(type))).bytes);
-  plan.launches.push_back(launch);
-  if (splits > 1) plan.launches.push_back(merge_splits(launch, rows, p.kv_heads, p.batch));
-  return plan;
 }
 
 Plan plan_merge(const MergeProblem& p) {

@@ -43,7 +43,7 @@ constexpr bool tiles_are_consistent() {
 }
 static_assert(tiles_are_consistent());
 
-// Decode: at most this many query rows per sequence (a property of the call's shape, never of a batchmate).
+// Decode: at most this many query rows of a sequence (its own, never a batchmate's).
 inline constexpr int64_t kDecodeRows = 16;
 
 // The first tile of the wanted kind that holds `dim`.

@@ -27,7 +27,8 @@ std::vector<BackendEntry> backend_entries() {
 #else
       {"webgpu", [] { return left_out("this build has no WebGPU (no webgpu.h was found)"); }, Device::webgpu},
 #endif
-      {"cpu", cpu::make_backend, Device::cpu},          {"reference", reference::make_backend, Device::cpu},
+      {"cpu", cpu::make_backend, Device::cpu},  // these two are in every build
+      {"reference", reference::make_backend, Device::cpu},
   };
 }
 

@@ -52,6 +52,13 @@ TEST(MetalDecode, SplitsOfEveryFormatAgree) {
     s.name = std::string("splits_") + name_of(format);
     expect_agrees(s);
   }
+  // The hull of the first 8 rows ends at 512 keys, that of the last 8 beyond: 2 splits and 3.
+  CaseSpec s = long_decode();
+  s.heads = s.kv_heads;
+  s.seqlen_q = 16;
+  s.seqlen_k = 520;
+  s.name = "splits_at_a_boundary";
+  expect_agrees(s);
 }
 
 TEST(MetalDecode, SplitsWithFeaturesAgree) {
@@ -100,6 +107,82 @@ TEST(MetalDecode, AnswersDoNotDependOnBatchmates) {
   for (int64_t i = 0; i < first.out.numel(); ++i) {
     ASSERT_EQ(std::bit_cast<uint32_t>(together.out.get(i)), std::bit_cast<uint32_t>(alone.out.get(i))) << i;
   }
+}
+
+// Packed rows of `query` over packed keys that are their own values, with the cumulative lengths given.
+std::vector<float> attend_packed(const Buffer& query, const Buffer& key, const std::vector<int32_t>& rows,
+                                 const std::vector<int32_t>& keys, const Execution& execution) {
+  const auto part = [](const Buffer& buffer, const std::vector<int32_t>& starts) {
+    Tensor tensor = buffer.tensor();
+    tensor.byte_offset = starts.front() * tensor.stride[0] * 4;
+    tensor.shape[0] = starts.back() - starts.front();
+    return tensor;
+  };
+  const auto from_zero = [](std::vector<int32_t> starts) {
+    const int32_t first = starts.front();
+    for (int32_t& start : starts) start -= first;
+    return starts;
+  };
+  const std::vector<int32_t> starts_q = from_zero(rows), starts_k = from_zero(keys);
+  const int64_t count = static_cast<int64_t>(rows.size());
+  ForwardArgs args;
+  args.query = part(query, rows);
+  args.key = args.value = part(key, keys);
+  args.options.cu_seqlens_q = contiguous(starts_q.data(), DType::i32, {count});
+  args.options.cu_seqlens_k = contiguous(starts_k.data(), DType::i32, {count});
+  args.options.causal = true;
+  const Buffer out = Buffer::poisoned({args.query.shape[0], 4, 64}, DType::f32);
+  args.out = out.tensor();
+  forward(args, execution);
+  std::vector<float> values;
+  for (int64_t i = 0; i < args.out.numel(); ++i) values.push_back(static_cast<float>(out.get(i)));
+  return values;
+}
+
+// Short sequences of a packed call are split, long ones are not, and each has the bits that it has alone.
+TEST(MetalDecode, PackedSequencesAreSplitByTheirOwnRows) {
+  Random random(12);
+  for (const std::vector<int32_t>& lengths : {std::vector<int32_t>{2, 90, 0, 16, 1}, {1, 3, 2, 2, 16}}) {
+    std::vector<int32_t> rows = {0}, keys = {0};
+    for (size_t b = 0; b < lengths.size(); ++b) {
+      rows.push_back(rows.back() + lengths[b]);
+      keys.push_back(keys.back() + std::vector<int32_t>{700, 300, 5, 600, 90}[b]);
+    }
+    Buffer query = Buffer::poisoned({rows.back(), 4, 64}, DType::f32),
+           key = Buffer::poisoned({keys.back(), 2, 64}, DType::f32);
+    query.fill_normal(random);
+    key.fill_normal(random);
+    const std::vector<float> found = attend_packed(query, key, rows, keys, kMetal),
+                             expected = attend_packed(query, key, rows, keys, kReference);
+    for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], expected[i], 1e-5) << i;
+    for (size_t b = 0; b < lengths.size(); ++b) {
+      const std::vector<float> alone =
+          attend_packed(query, key, {rows[b], rows[b + 1]}, {keys[b], keys[b + 1]}, kMetal);
+      for (size_t i = 0; i < alone.size(); ++i) {
+        ASSERT_EQ(std::bit_cast<uint32_t>(alone[i]), std::bit_cast<uint32_t>(found[rows[b] * 256 + i]))
+            << "sequence " << b << ", " << i;
+      }
+    }
+  }
+}
+
+// Tiles beyond a sequence's rows, and launches that are not its own, do nothing.
+TEST(MetalPlan, APackedCallDoesWhatItsSequencesDo) {
+  Random random(13);
+  const std::vector<int32_t> rows = {0, 32, 37, 85}, keys = {0, 300, 900, 1180};  // lengths 32, 5, 48
+  Buffer query = Buffer::poisoned({rows.back(), 4, 64}, DType::f32),
+         key = Buffer::poisoned({keys.back(), 2, 64}, DType::f32);
+  query.fill_normal(random);
+  key.fill_normal(random);
+  const auto work = [&](const std::vector<int32_t>& q, const std::vector<int32_t>& k) {
+    const uint64_t before = emu::Machine::rendezvous();
+    attend_packed(query, key, q, k, kMetal);
+    return emu::Machine::rendezvous() - before;
+  };
+  work(rows, keys);  // the first call probes the device
+  uint64_t alone = 0;
+  for (size_t b = 0; b < 3; ++b) alone += work({rows[b], rows[b + 1]}, {keys[b], keys[b + 1]});
+  EXPECT_EQ(work(rows, keys), alone);
 }
 
 // A decode in two launches, on tensors of the device: only they come with the caller's workspace.
@@ -289,6 +372,50 @@ TEST(MetalCache, RecycledPagesStartLater) {
   AttentionOptions options;
   options.causal = true;
   expect_cache_agrees(query, view, options, 1e-5);
+}
+
+// Lengths and first positions as a column of a table, on the device: host tensors would be staged without
+// gaps.
+TEST(MetalCache, LengthsMayBeStrided) {
+  DeviceMemory& memory = *select_backend(Device::metal, "metal").memory();
+  Random random(5);
+  Buffer query = Buffer::poisoned({2, 1, 2, 32}, DType::f32),
+         key = Buffer::poisoned({6, 16, 1, 32}, DType::f32);
+  query.fill_normal(random);
+  key.fill_normal(random);
+  const int32_t table[] = {3, 1, 5, 0}, ends[] = {60, 1000, 33, 1000}, firsts[] = {32, 1000, 16, 1000};
+  KvView view = paged_cache(key.tensor(), key.tensor(), contiguous(table, DType::i32, {2, 2}),
+                            contiguous(ends, DType::i32, {2}));
+  view.first_position = contiguous(firsts, DType::i32, {2});
+  view.seqlens.stride[0] = view.first_position.stride[0] = 2;
+  view.max_seqlen = 64;
+  Buffer found = Buffer::poisoned({2, 1, 2, 32}, DType::f32),
+         expected = Buffer::poisoned({2, 1, 2, 32}, DType::f32);
+  ForwardArgs args;
+  args.query = query.tensor();
+  args.cache = &view;
+  args.out = expected.tensor();
+  forward(args, kReference);
+
+  std::vector<void*> buffers;
+  const auto on_device = [&](const void* from, size_t bytes) {
+    buffers.push_back(memory.allocate(bytes));
+    memory.upload(buffers.back(), from, bytes);
+    return buffers.back();
+  };
+  args.query.data = on_device(query.tensor().data, 2 * 2 * 32 * 4);
+  args.out.data = on_device(found.tensor().data, 2 * 2 * 32 * 4);
+  args.query.device = args.out.device = view.device = Device::metal;
+  void* rows = on_device(key.tensor().data, 6 * 16 * 32 * 4);
+  view.key.codes = view.value.codes = rows;
+  view.block_table.data = on_device(table, sizeof table);
+  view.seqlens.data = on_device(ends, sizeof ends);
+  view.first_position.data = on_device(firsts, sizeof firsts);
+  for (Tensor* t : {&view.block_table, &view.seqlens, &view.first_position}) t->device = Device::metal;
+  forward(args, kMetal);
+  memory.download(found.tensor().data, args.out.data, 2 * 2 * 32 * 4);
+  for (int64_t i = 0; i < 128; ++i) ASSERT_NEAR(found.get(i), expected.get(i), 1e-5) << i;
+  for (void* buffer : buffers) memory.release(buffer);
 }
 
 TEST(MetalCache, ValuesMayBeTheFirstOfTheKey) {

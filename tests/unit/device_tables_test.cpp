@@ -55,11 +55,8 @@ TEST(DeviceTables, CentroidsAreTheFormats) {
   EXPECT_EQ(decimals(section("src/cuda/kv_loader.cuh", "kDeviceCentroids[16] = {", "}")), kAll);
   EXPECT_EQ(decimals(section("src/metal/shaders/element.h", "kCentroids[16] = {", "}")), kAll);
   EXPECT_EQ(decimals(section("src/webgpu/shaders/kv_append.wgsl", "const CENTROIDS =", ";")), kPositive);
-  // A tree of selects, smallest first; tests/webgpu holds the other files with this block to the same text.
-  for (const char* file : {"attention_decode", "attention_forward"}) {
-    EXPECT_EQ(decimals(section(std::string("src/webgpu/shaders/") + file + ".wgsl", "fn centroid(", "\n}")),
-              kPositive);
-  }
+  // A tree of selects, smallest first.
+  EXPECT_EQ(decimals(section("src/webgpu/shaders/common/codes.wgsl", "fn centroid(", "\n}")), kPositive);
 }
 
 TEST(DeviceTables, EncodersRoundAlike) {
@@ -80,11 +77,9 @@ TEST(DeviceTables, SignsAreTheFormats) {
   signs64 = {static_cast<uint32_t>(tbq4::kSignBits64[0]), static_cast<uint32_t>(tbq4::kSignBits64[0] >> 32)};
   EXPECT_EQ(words(section("src/metal/shaders/rotate.h", "kSigns128[4] = {", "}")), signs128);
   EXPECT_EQ(words(section("src/metal/shaders/rotate.h", "kSigns64[2] = {", "}")), signs64);
-  for (const char* file : {"attention_merge", "kv_append"}) {
-    const std::string path = std::string("src/webgpu/shaders/") + file + ".wgsl";
-    EXPECT_EQ(words(section(path, "const SIGNS_128 =", ";")), signs128);
-    EXPECT_EQ(words(section(path, "const SIGNS_64 =", ";")), signs64);
-  }
+  const std::string rotation = "src/webgpu/shaders/common/rotation.wgsl";
+  EXPECT_EQ(words(section(rotation, "const SIGNS_128 =", ";")), signs128);
+  EXPECT_EQ(words(section(rotation, "const SIGNS_64 =", ";")), signs64);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "check/buffer.hpp"
 #include "core/dtype.hpp"
+#include "no_device.hpp"
 #include "webgpu/backend.hpp"
 
 namespace attnspan::webgpu {
@@ -85,7 +86,7 @@ std::string prelude_of(const Capabilities& c, const ProductCase& k) {
 TEST_P(MatrixTest, ProductIsRight) {
   std::string reason;
   const auto device = GpuDevice::open(reason);
-  if (device == nullptr) GTEST_SKIP() << reason;
+  if (device == nullptr) ATTNSPAN_NO_DEVICE(reason);
   const Capabilities& caps = device->capabilities();
   if (caps.matrix == 0) GTEST_SKIP() << "no subgroup matrices of f16 with f32 sums";
   const ProductCase c = GetParam();

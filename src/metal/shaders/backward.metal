@@ -262,4 +262,4 @@ kernel void attention_dkv(constant AttentionTensors& t [[buffer(0)]],
                        attention_dkv<half, MAX_DIM, ROW_GROUPS, COLUMN_GROUPS, BLOCKS>)                       \
   ATTNSPAN_INSTANTIATE("attention_dkv_" #NAME "_bf16",                                                        \
                        attention_dkv<bfloat, MAX_DIM, ROW_GROUPS, COLUMN_GROUPS, BLOCKS>)
-ATTNSPAN_PREFILL_TILES(ATTNSPAN_BACKWARD)
+ATTNSPAN_ROW_TILES(ATTNSPAN_BACKWARD)

@@ -80,7 +80,7 @@ inline void store_rows(constant AttentionTensors& t, constant AttentionParams& p
     if (first_row + r >= rows) continue;
     threadgroup float* row = staged + r * stride;
     if (SPLIT) {
-      const long partial = ((long(s.batch) * p.splits + split) * p.kv_heads + kv_head) * rows + first_row + r;
+      const long partial = partial_index(p, s, kv_head, first_row + r, split);
       for (int d = at.lane; d < VALUE_WIDTH; d += 32) t.partial_out[partial * VALUE_WIDTH + d] = row[d];
       continue;
     }
@@ -97,8 +97,7 @@ inline void store_state(constant AttentionTensors& t, constant AttentionParams& 
   scale[0] = 0.0f;
   if (!row.exists) return;
   if (SPLIT) {
-    const long partial =
-        ((long(s.batch) * p.splits + split) * p.kv_heads + kv_head) * s.seqlen_q * GROUP + packed_row;
+    const long partial = partial_index(p, s, kv_head, packed_row, split);
     t.partial_state[2 * partial] = row.m;
     t.partial_state[2 * partial + 1] = row.l;
     return;
@@ -127,7 +126,7 @@ kernel void attention_forward(constant AttentionTensors& t [[buffer(0)]],
   const int split = int(group.z) % p.splits;
   const Sequence s = make_sequence(t, p, int(group.z) / p.splits);
   const int first_row = int(group.x) * kRows;
-  if (first_row >= s.seqlen_q * GROUP) return;
+  if (s.seqlen_q < p.least_rows || s.seqlen_q > p.most_rows || first_row >= s.seqlen_q * GROUP) return;
   const int last_row = min(first_row + kRows, s.seqlen_q * GROUP) - 1;
   const SplitRange range = split_range(hull_span(t, p, s, query_row(first_row), query_row(last_row)), split);
   if (split >= range.count) return;
@@ -147,13 +146,13 @@ kernel void attention_forward(constant AttentionTensors& t [[buffer(0)]],
 
   stage_query<Tile, kRows>(t, p, s, kv_head, first_row, query, kQueryStride, at);
   for (int key = range.begin; key < range.end; key += ATTNSPAN_STREAMED_ROWS) {
-    const bool edge = key < core.begin || key + ATTNSPAN_STREAMED_ROWS > min(core.end, range.end);
+    const bool edge = key < core.begin || key + ATTNSPAN_STREAMED_ROWS > core.end;
     // The last barrier of value_tile came after the last reading of addresses, scores and factors.
     locate_keys(t, p, s, kv_head, key, range.end, addresses, at);
     score_tile<Tile, kChunk, COLUMN_GROUPS>(t, addresses, query + group_row * kQueryStride, kQueryStride, streamed,
                                             scores + group_row * kScoreStride, kScoreStride, at);
     row_group_barrier<COLUMN_GROUPS>();
-    softmax_row<COLUMN_GROUPS>(t, p, row, scores + my_row * kScoreStride, factors + my_row, key, range.end, edge, at);
+    softmax_row<COLUMN_GROUPS>(t, p, row, scores + my_row * kScoreStride, factors + my_row, key, edge, at);
     row_group_barrier<COLUMN_GROUPS>();
     value_tile<Tile, kChunk, COLUMN_GROUPS, BLOCKS>(t, addresses, scores + group_row * kScoreStride, kScoreStride,
                                                     factors + group_row, streamed, result, at);

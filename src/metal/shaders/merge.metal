@@ -17,14 +17,14 @@ kernel void attention_merge(constant AttentionTensors& t [[buffer(0)]],
   const Sequence s = make_sequence(t, p, group.z);
   const int rows = s.seqlen_q * GROUP;
   const int packed_row = int(group.x) * ATTNSPAN_SIMDGROUPS + int(simdgroup);
-  if (packed_row >= rows) return;
+  if (s.seqlen_q < p.least_rows || s.seqlen_q > p.most_rows || packed_row >= rows) return;
   const int tile_row = packed_row / kSplitRows * kSplitRows;
   const int last_row = min(tile_row + kSplitRows, rows) - 1;
   const int splits = split_range(hull_span(t, p, s, query_row(tile_row), query_row(last_row)), 0).count;
 
   float m = kLowest;
-  const long first = (long(s.batch) * p.splits * p.kv_heads + kv_head) * rows + packed_row;
-  const long step = long(p.kv_heads) * rows;
+  const long first = partial_index(p, s, kv_head, packed_row, 0);
+  const long step = partial_index(p, s, kv_head, packed_row, 1) - first;
   for (int i = 0; i < splits; ++i) {
     if (t.partial_state[2 * (first + i * step) + 1] != 0.0f) m = max(m, t.partial_state[2 * (first + i * step)]);
   }

@@ -28,6 +28,7 @@ struct AttentionParams {
   int64_t bias_batch, bias_head, bias_row, bias_key;
   int64_t probs_batch, probs_head, probs_row, probs_key;
   int64_t block_table_batch, block_table_page;
+  int64_t lengths_batch, first_position_batch;
   int64_t key_start_batch, key_end_batch;
   int64_t alibi_batch;
   int64_t diagonal, window_left, window_right;
@@ -35,7 +36,10 @@ struct AttentionParams {
   int32_t batch, heads, kv_heads;
   int32_t seqlen_q, seqlen_k;  // packed: totals; cache: the longest
   int32_t page_size;
-  int32_t splits;  // the most key splits that any sequence of this call gets
+  // attention_forward: only sequences of least_rows to most_rows query rows are this launch's.
+  int32_t least_rows, most_rows;
+  int32_t splits;         // the most key splits that any sequence of this launch gets
+  int32_t partial_pitch;  // query rows between the partial states of two sequences; 0: as in the packed batch
   float softmax_scale, softcap;
 };
 

@@ -52,38 +52,32 @@ inline float row_sum(float value) {
 }
 
 // Scores of one row of the tile -> exp(score - m), 0 where the row does not look; m and l move on, and `factor`
-// is what the row's result so far is multiplied by. Keys [first_key, first_key + 32); `edge`: some row's span ends
-// inside; `end`: where the keys of this split end.
+// is what the row's result so far is multiplied by. Keys [first_key, first_key + 32); `edge`: some row's span begins
+// or ends inside. Splits are whole tiles, so that the end of a split is no edge.
 template <int COLUMN_GROUPS>
 inline void softmax_row(constant AttentionTensors& t, constant AttentionParams& p, thread SoftmaxRow& row,
-                        threadgroup float* scores, threadgroup float* factor, int first_key, int end, bool edge,
-                        Place at) {
+                        threadgroup float* scores, threadgroup float* factor, int first_key, bool edge, Place at) {
   constexpr int kColumns = 8 / COLUMN_GROUPS;
   float x[kColumns];
   bool seen[kColumns];
   float largest = kLowest;
-  float count = 0.0f;
   ATTNSPAN_UNROLL
   for (int n = 0; n < kColumns; ++n) {
     const int column = kept_column<COLUMN_GROUPS>(at) + n * 4 * COLUMN_GROUPS;
     const int key = first_key + column;
-    seen[n] = row.exists && (!edge || (key >= row.span.begin && key < min(row.span.end, end)));
+    seen[n] = row.exists && (!edge || (key >= row.span.begin && key < row.span.end));
     x[n] = scores[column];
     if (seen[n]) {
       const Score score = make_score(t, p, row.score, key, x[n]);
       seen[n] = !score.masked;
       x[n] = score.value;
     }
-    if (seen[n]) {
-      largest = max(largest, x[n]);
-      count += 1.0f;
-    }
+    if (seen[n]) largest = max(largest, x[n]);
   }
   largest = row_max<COLUMN_GROUPS>(largest);
-  count = row_sum<COLUMN_GROUPS>(count);
   const float before = row.m;
-  const bool was_empty = row.l == 0.0f;
-  if (count > 0.0f) row.m = was_empty ? largest : max(row.m, largest);
+  const bool was_empty = row.l == 0.0f;  // then m says nothing, and may be kLowest
+  row.m = was_empty ? largest : max(row.m, largest);
   const float rescale = was_empty ? 0.0f : precise::exp(before - row.m);
   float sum = 0.0f;
   ATTNSPAN_UNROLL

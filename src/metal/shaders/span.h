@@ -20,8 +20,8 @@ inline Sequence make_sequence(constant AttentionTensors& t, constant AttentionPa
   s.k_row0 = PACKED ? t.cu_seqlens_k[batch] : 0;
   s.seqlen_q = PACKED ? t.cu_seqlens_q[batch + 1] - s.q_row0 : p.seqlen_q;
   s.seqlen_k = PACKED ? t.cu_seqlens_k[batch + 1] - s.k_row0 : p.seqlen_k;
-  if (HAS_LENGTHS) s.seqlen_k = t.lengths[batch];
-  s.key_begin = HAS_FIRST_POSITION ? t.first_position[batch] : 0;
+  if (HAS_LENGTHS) s.seqlen_k = t.lengths[batch * p.lengths_batch];
+  s.key_begin = HAS_FIRST_POSITION ? t.first_position[batch * p.first_position_batch] : 0;
   s.diagonal = p.diagonal;                                           // Kind::offset
   if (p.diagonal_kind == 0) s.diagonal = s.seqlen_k - s.seqlen_q;  // Kind::bottom_right
   if (p.diagonal_kind == 1) s.diagonal = 0;                          // Kind::top_left
@@ -77,4 +77,11 @@ inline SplitRange split_range(KeySpan hull, int split) {
   const int whole = (share + ATTNSPAN_STREAMED_ROWS - 1) / ATTNSPAN_STREAMED_ROWS * ATTNSPAN_STREAMED_ROWS;
   const int begin = hull.begin + split * whole;
   return {begin, min(begin + whole, hull.end), count};
+}
+
+// Where the state of a packed row lies among those of all splits, heads and sequences.
+inline long partial_index(constant AttentionParams& p, Sequence s, int kv_head, int packed_row, int split) {
+  const long rows = p.partial_pitch > 0 ? long(p.batch) * p.partial_pitch : p.seqlen_q;
+  const long first = p.partial_pitch > 0 ? long(s.batch) * p.partial_pitch : s.q_row0;
+  return (split * rows + first) * p.heads + kv_head * GROUP * long(s.seqlen_q) + packed_row;
 }

@@ -21,12 +21,12 @@
 
 // X(name, largest head dim, row groups, column groups, result blocks per simdgroup)
 // blocks * column groups * 8 = the largest head dim, so the two agree by construction.
-#define ATTNSPAN_PREFILL_TILES(X)                                                                       \
-  X(prefill_32, 32, 4, 1, 4)    /* 32 rows: each streamed row is read once for 32 stationary ones */    \
-  X(prefill_64, 64, 4, 1, 8)    /* the same */                                                          \
-  X(prefill_128, 128, 4, 1, 16) /* the same; 30.6 KiB in f32, the fullest tile */                       \
-  X(prefill_256, 256, 2, 2, 16) /* 32 rows of f32 would be 33 KiB for the query alone: 16 rows */       \
-  X(wide_576, 576, 1, 4, 18)    /* 16 rows of f32 would be 37 KiB: 8 rows, columns over 4 simdgroups */
+#define ATTNSPAN_ROW_TILES(X)                                                                        \
+  X(rows_32, 32, 4, 1, 4)    /* 32 rows: each streamed row is read once for 32 stationary ones */    \
+  X(rows_64, 64, 4, 1, 8)    /* the same */                                                          \
+  X(rows_128, 128, 4, 1, 16) /* the same; 30.6 KiB in f32, the fullest tile */                       \
+  X(rows_256, 256, 2, 2, 16) /* 32 rows of f32 would be 33 KiB for the query alone: 16 rows */       \
+  X(rows_576, 576, 1, 4, 18) /* 16 rows of f32 would be 37 KiB: 8 rows, columns over 4 simdgroups */
 
 // Decode has few rows: 8 of them, and all four simdgroups share each tile of keys.
 #define ATTNSPAN_DECODE_TILES(X) \
@@ -35,8 +35,8 @@
   X(decode_128, 128, 1, 4, 4)    \
   X(decode_256, 256, 1, 4, 8)
 
-#define ATTNSPAN_TILES(X)   \
-  ATTNSPAN_PREFILL_TILES(X) \
+#define ATTNSPAN_TILES(X) \
+  ATTNSPAN_ROW_TILES(X)   \
   ATTNSPAN_DECODE_TILES(X)
 
 namespace attnspan_metal {

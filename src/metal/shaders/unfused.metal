@@ -168,7 +168,7 @@ kernel void unfused_probs(constant AttentionTensors& t [[buffer(0)]],
   }
   const RowState state = reduce_logits(t, p, span, probs, shared + int(kReduced), at);
   const Finished finished = finish(t, head, state.m, state.l);
-  threadgroup_barrier(mem_flags::mem_device);  // all logits are read
+  // All logits are read: each went into the sums, at whose barriers every thread has been.
   exponentiate(t, p, span, probs, state.l == 0.0f ? 0.0f : state.m, finished.scale, at);
   threadgroup_barrier(mem_flags::mem_device);
   sum_values(t, p, s, head, span, probs, out, at);

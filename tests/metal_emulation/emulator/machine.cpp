@@ -152,6 +152,7 @@ void Machine::wait(State state, bool orders_memory, const Site& site) {
 }
 
 void Machine::release_simdgroup(uint32_t simdgroup) {
+  ++rendezvous_;
   const uint32_t first = simdgroup * kSimdWidth;
   const Site& site = fibers_[first].site;
   for (uint32_t i = first; i < first + lanes_of(simdgroup); ++i) {
@@ -166,6 +167,7 @@ void Machine::release_simdgroup(uint32_t simdgroup) {
 }
 
 void Machine::release_threadgroup() {
+  ++rendezvous_;
   const Site& site = fibers_[0].site;
   for (Fiber& fiber : fibers_) {
     if (!same_place(fiber.site, site)) {

@@ -49,6 +49,8 @@ class Machine {
            uint32_t shared_bytes);
 
   static Machine& current();
+  // Barriers and simdgroup operations that threadgroups of this process have come through: how much was done.
+  static uint64_t rendezvous() { return rendezvous_; }
   const Position& position() const { return running_->position; }
   SharedMemory& shared() { return shared_; }
   Accessor accessor() const {
@@ -81,6 +83,7 @@ class Machine {
     uint32_t waiting = 0;
   };
 
+  inline static uint64_t rendezvous_ = 0;
   static void enter(boost::context::detail::transfer_t transfer);
   void start(std::array<uint32_t, 3> group, uint32_t threads);
   void schedule_round(std::vector<uint32_t>& order);
