@@ -108,7 +108,8 @@ bool is_torch_tensor(PyObject* object) {
 bool lives_on_a_device(PyObject* object) {
   PyObject* device = PyObject_CallMethod(object, "__dlpack_device__", nullptr);
   PyObject* type = device != nullptr ? PySequence_GetItem(device, 0) : nullptr;
-  const long code = type != nullptr ? PyLong_AsLong(type) : dlpack::kCpu;
+  long code = dlpack::kCpu;
+  if (type != nullptr) code = PyLong_AsLong(type);
   Py_XDECREF(type);
   Py_XDECREF(device);
   const bool failed = PyErr_Occurred() != nullptr;
@@ -371,8 +372,8 @@ PyObject* numpy_dtype(DType dtype) {
 PyObject* new_tensor(const TensorArgument& like, const std::vector<int64_t>& shape, DType dtype,
                      const char* name) {
   if (like.api() != nullptr) return new_by_exchange_api(like, shape, dtype);
-  if (is_torch_tensor(like.object())) return new_by_torch(like, shape, dtype);
   const bool is_array = PyObject_CheckBuffer(like.object());
+  if (!is_array && is_torch_tensor(like.object())) return new_by_torch(like, shape, dtype);
   if (like.view().device != Device::cpu || (!is_array && dtype == DType::bf16)) {
     refuse(name, "no tensor",
            std::string("one: tensors of type ") + Py_TYPE(like.object())->tp_name +
