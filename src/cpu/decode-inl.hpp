@@ -87,8 +87,20 @@ HWY_INLINE void load_scales(const RowRun& run, size_t per_row, float* HWY_RESTRI
   }
 }
 
+// Asks for the scales of the tile that begins at `key`, which load_key_tile would wait for, and for its first
+// codes: a tile of small rows is about a page of memory, whose address is then known when the others are
+// asked for.
+HWY_INLINE void look_ahead(const KvSource& source, int64_t key, size_t scales) {
+  const RowRun run = source.run(key, key + 1);
+  const char* first = reinterpret_cast<const char*>(run.scales);
+  for (size_t byte = 0; byte < scales * kTileKeys * sizeof(uint16_t); byte += kLine)
+    __builtin_prefetch(first + byte);
+  __builtin_prefetch(run.codes);
+}
+
+// Keys [key_begin, key_end) of a split that ends at split_end.
 inline HWY_NOINLINE void load_key_tile(const KvSource& source, int64_t key_begin, int64_t key_end,
-                                       KeyTile& tile) {
+                                       int64_t split_end, KeyTile& tile) {
   const size_t scales =
       static_cast<size_t>(ops_of(source.format()).row_scales(static_cast<int64_t>(source.encoded_dim())));
   size_t count = 0;
@@ -102,6 +114,7 @@ inline HWY_NOINLINE void load_key_tile(const KvSource& source, int64_t key_begin
     key_begin += run.count;
   }
   tile.count = count;
+  if (scales > 0 && key_end < split_end) look_ahead(source, key_end, scales);
   for (size_t i = count; i % kLanes != 0; ++i) {
     tile.rows[i] = tile.rows[count - 1];
     for (size_t block = 0; block < scales; ++block) tile.scales[block * kTileKeys + i] = 0;
@@ -154,7 +167,8 @@ class DecodeSplit {
     std::fill(partial_.out, partial_.out + rows_ * group_.layout.out_stride, 0.0F);
     constexpr int64_t kTile = kTileKeys;
     const auto tile_end = [&](int64_t key) { return std::min(end_, key / kTile * kTile + kTile); };
-    load_key_tile(keys_, begin_, tile_end(begin_), key_tile_);
+    load_key_tile(keys_, begin_, tile_end(begin_), end_, key_tile_);
+    load_key_tile(values_, begin_, tile_end(begin_), end_, next_value_tile());
     for (int64_t key = begin_; key < end_;) {
       const int64_t end = tile_end(key);
       visit(key, end, tile_end(end));
@@ -165,12 +179,13 @@ class DecodeSplit {
  private:
   void allocate() {
     if (values_.format() == KvFormat::tbq4) {
+      weights_.rows = rows_;
       weights_.words = values_.stored_dim() / 8;
       weights_.block_words =
           static_cast<size_t>(tbq4::block_size(static_cast<int64_t>(values_.encoded_dim()))) / 8;
       weights_.blocks = weights_.words / weights_.block_words;
     }
-    const size_t weights = (rows_ * weights_.blocks + 1) * kTileKeys;  // a vector may read one block more
+    const size_t weights = rows_ * (weights_.blocks + 1) * kTileKeys;  // a vector may read one block more
     Scratch& scratch = Scratch::of_thread();
     scratch.begin(rows_ * kTileKeys + 2 * rows_ + weights + rows_ * weights_.blocks + 64 * 8);
     scores_ = scratch.take(rows_ * kTileKeys);
@@ -179,10 +194,10 @@ class DecodeSplit {
     weights_.units = scratch.take(rows_ * weights_.blocks);
   }
 
-  // Keys [begin, end), whose rows key_tile_ holds; the next tile is [end, next_end). Values are asked for
-  // while scores are computed, the next keys while values are added.
+  // Keys [begin, end), whose rows the tiles hold; the next tile is [end, next_end). Small values are asked
+  // for while scores are computed, the next small keys while values are added.
   void visit(int64_t begin, int64_t end, int64_t next_end) {
-    load_key_tile(values_, begin, end, value_tile_);
+    ++visited_;
     score();
     for (size_t r = 0; r < rows_; ++r) {
       const ScoreRow row{block_, static_cast<int64_t>(r), begin, key_tile_.count, scores_ + r * kTileKeys};
@@ -190,10 +205,21 @@ class DecodeSplit {
       mask_row(row);
       factors_[r] = online_softmax_row(row, partial_.row_max[r], partial_.row_sum[r]);
     }
-    key_tile_.count = 0;
-    if (end < next_end) load_key_tile(keys_, end, next_end, key_tile_);
+    key_tile_.count = next_value_tile().count = 0;
+    if (end < next_end) {
+      load_key_tile(keys_, end, next_end, end_, key_tile_);
+      load_key_tile(values_, end, next_end, end_, next_value_tile());
+    }
     add_values_of_tile();
   }
+
+  KeyTile& value_tile() { return value_tiles_[visited_ % 2]; }
+  KeyTile& next_value_tile() { return value_tiles_[(visited_ + 1) % 2]; }
+
+  // Keys are read in order, so the machine's own prefetcher brings large ones, from deeper queues than a core
+  // has for what it asks for itself (24 lines). Values are read a few columns at a time, so they are asked
+  // for: the first half of a tile while the values before it are added, the second during its scores.
+  bool large_rows() const { return key_bytes_ > kSmallRow && value_bytes_ > kSmallRow; }
 
   void score() {
     switch (keys_.format()) {
@@ -218,7 +244,9 @@ class DecodeSplit {
       const size_t n = next_rows(rows_ - r, kMost);
       float* queries = group_.queries + r * stride;
       float* scores = scores_ + r * kTileKeys;
-      const RowsAhead ahead(value_tile_, value_bytes_, r, r + n, rows_);
+      const RowsAhead ahead = large_rows()
+                                  ? RowsAhead(value_tile(), value_bytes_, r + rows_, r + n + rows_, 2 * rows_)
+                                  : RowsAhead(value_tile(), value_bytes_, r, r + n, rows_);
       with_rows<kMost>(n, [&]<size_t kRows>() HWY_ATTR {
         if constexpr (kFormat == KvFormat::tbq4) {
           score_tbq4<kVnni, kRows>(key_tile_, ahead, tbq4_query(keys_, queries, group_.layout), scores);
@@ -242,7 +270,7 @@ class DecodeSplit {
         return add_format<KvFormat::q8>();
       case KvFormat::tbq4:
         for (size_t r = 0; r < rows_; ++r)
-          quantise_weights(value_tile_, scores_ + r * kTileKeys, weights_, r);
+          quantise_weights(value_tile(), scores_ + r * kTileKeys, weights_, r);
         return add_format<KvFormat::tbq4>();
     }
   }
@@ -254,13 +282,14 @@ class DecodeSplit {
     for (size_t r = 0; r < rows_;) {
       const size_t n = next_rows(rows_ - r, kMost);
       float* out = partial_.out + r * stride;
-      const RowsAhead ahead(key_tile_, key_bytes_, r, r + n, rows_);
+      const RowsAhead ahead = large_rows() ? RowsAhead(next_value_tile(), value_bytes_, r, r + n, 2 * rows_)
+                                           : RowsAhead(key_tile_, key_bytes_, r, r + n, rows_);
       with_rows<kMost>(n, [&]<size_t kRows>() HWY_ATTR {
         if constexpr (kFormat == KvFormat::tbq4) {
-          add_tbq4<kVnni, kRows>(value_tile_, ahead, weights_, r, factors_ + r, out, stride);
+          add_tbq4<kVnni, kRows>(value_tile(), ahead, weights_, r, factors_ + r, out, stride);
         } else {
-          add_values<kFormat, kRows>(value_tile_, ahead, values_.dim(), scores_ + r * kTileKeys, factors_ + r,
-                                     out, stride);
+          add_values<kFormat, kRows>(value_tile(), ahead, values_.dim(), scores_ + r * kTileKeys,
+                                     factors_ + r, out, stride);
         }
       });
       r += n;
@@ -277,7 +306,8 @@ class DecodeSplit {
   float* scores_ = nullptr;   // [rows][kTileKeys]
   float* factors_ = nullptr;  // [rows]
   Tbq4Weights weights_;
-  KeyTile key_tile_, value_tile_;
+  KeyTile key_tile_, value_tiles_[2];
+  size_t visited_ = 0;  // tiles
 };
 
 #endif  // not scalar

@@ -105,6 +105,11 @@ HWY_INLINE void add_pairs(VecI16 x, VecI16 y, PairSum& sum) {
   }
 #endif
   sum.a = hn::ReorderWidenMulAccumulate(I32(), x, y, sum.a, sum.b);
+  // Integers may be added in any order, and the compiler would rather keep all products of a loop on the
+  // stack.
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+  asm("" : "+v"(sum.a.raw));
+#endif
 }
 
 // One pair in every lane.

@@ -21,7 +21,7 @@ struct KeyTile {
 };
 
 inline constexpr size_t kLine = 64;
-// A tile of rows up to this size is a page of memory or less.
+// Rows beyond this size are streams that the machine's own prefetcher follows (DecodeSplit::large_rows).
 inline constexpr size_t kSmallRow = 64;
 
 // Asks for the rows of the tile that is read next while another one is computed on, evenly over the time that
@@ -30,17 +30,17 @@ inline constexpr size_t kSmallRow = 64;
 class RowsAhead {
  public:
   RowsAhead() = default;
-  // What falls to query rows [begin, end) of `rows`, when each of them asks for as much.
-  RowsAhead(const KeyTile& tile, size_t row_bytes, size_t begin, size_t end, size_t rows)
+  // The part [begin, end) of `whole` of a tile's rows: what falls to some query rows, when each of them asks
+  // for as much.
+  RowsAhead(const KeyTile& tile, size_t row_bytes, size_t begin, size_t end, size_t whole)
       : tile_(&tile),
         row_bytes_(row_bytes),
-        next_(tile.count * begin / rows),
-        end_(tile.count * end / rows) {}
+        next_(tile.count * begin / whole),
+        end_(tile.count * end / whole) {}
 
   // To be called once, before `steps` calls of step().
   void spread(size_t steps) {
     if (next_ == end_) return;
-    if (row_bytes_ <= kSmallRow) touch_pages();
     per_step_ = (end_ - next_) * kOneRow / (steps > 0 ? steps : 1) + 1;
   }
   void step() {
@@ -54,13 +54,6 @@ class RowsAhead {
 
  private:
   static constexpr size_t kOneRow = 4096;  // what is due is counted in parts of a row
-
-  // A prefetch that has to wait for the address translation of its page comes too late for small rows: loads
-  // of a few bytes bring the translation in time (decode over tbq4 takes 30% less).
-  void touch_pages() const {
-    constexpr size_t kStep = 16;  // the smallest page of a cache; less than a page of memory
-    for (size_t row = next_; row < end_; row += kStep) asm volatile("" ::"r"(*tile_->rows[row]));
-  }
 
   const KeyTile* tile_ = nullptr;
   size_t row_bytes_ = 0;

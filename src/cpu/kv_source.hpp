@@ -53,7 +53,8 @@ class KvSource {
     const int64_t index = key - first_position_;
     const int64_t slot = index / page_size_;
     const int64_t row = index % page_size_;
-    const int64_t page = block_table_ != nullptr ? block_table_[slot] : page_of_sequence_ + slot;
+    const int64_t page =
+        block_table_ != nullptr ? block_table_[slot * block_table_stride_] : page_of_sequence_ + slot;
     return {codes_ + page * page_stride_ + row * token_stride_, token_stride_,
             scales_ + page * scale_page_stride_ + row * scale_token_stride_, scale_token_stride_,
             std::min(key_end - key, page_size_ - row)};
@@ -91,6 +92,7 @@ class KvSource {
     }
     if (cache.block_table) {
       block_table_ = int32_data(cache.block_table) + batch * cache.block_table.stride[0];
+      block_table_stride_ = cache.block_table.stride[1];
     }
     if (cache.first_position) {
       first_position_ = int32_data(cache.first_position)[batch * cache.first_position.stride[0]];
@@ -116,6 +118,7 @@ class KvSource {
   int64_t page_of_sequence_ = 0;
   int64_t first_position_ = 0;
   const int32_t* block_table_ = nullptr;
+  int64_t block_table_stride_ = 1;  // elements from page to page
 };
 
 }  // namespace attnspan::cpu

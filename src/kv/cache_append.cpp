@@ -71,6 +71,10 @@ int64_t encode_row(PagePool& pool, PagedStore::Place place, int64_t head, KvSide
 void RowSource::read(int64_t token, int64_t head, float* values) const {
   const auto* base = static_cast<const std::byte*>(tensor->data) + tensor->byte_offset;
   const int64_t row = start + token * token_stride + head * head_stride;
+  if (tensor->dtype == DType::f32) {
+    std::copy_n(reinterpret_cast<const float*>(base) + row, dim, values);
+    return;
+  }
   for (int64_t i = 0; i < dim; ++i) values[i] = load_f32(base, row + i, tensor->dtype);
 }
 

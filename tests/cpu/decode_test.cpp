@@ -151,6 +151,28 @@ TEST(CpuDecode, ReadsValuesInsideKeys) {
   }
 }
 
+// Page numbers with something else between them, as a column of a larger table has.
+TEST(CpuDecode, ReadsTheBlockTableWithItsStrides) {
+  for (const int64_t rows : {1, 40}) {  // decode, and the panels of forward
+    Step step;
+    step.rows = rows;
+    step.seqlens = {700, 77};
+    step.build();
+    const Step::Outputs expected = step.run(on("cpu"));
+    KvView view = step.cache->view();
+    const Tensor& table = view.block_table;
+    const auto* pages =
+        reinterpret_cast<const int32_t*>(static_cast<const char*>(table.data) + table.byte_offset);
+    std::vector<int32_t> spread(static_cast<size_t>(table.numel() * 3), -1);
+    for (int64_t i = 0; i < table.numel(); ++i) spread[static_cast<size_t>(i * 3)] = pages[i];
+    view.block_table = contiguous(spread.data(), DType::i32, {table.shape[0], table.shape[1]});
+    view.block_table.stride[0] = 3 * table.shape[1];
+    view.block_table.stride[1] = 3;
+    const Step::Outputs found = step.run(on("cpu"), 0, 2, view);
+    EXPECT_TRUE(same_bits(found.out, 0, expected.out)) << rows << " rows";
+  }
+}
+
 class CpuDecodeOnTarget : public testing::TestWithParam<int64_t> {
  protected:
   void SetUp() override { hwy::GetChosenTarget().Update(GetParam()); }
