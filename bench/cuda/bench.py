@@ -279,20 +279,42 @@ def quantised_cache(fmt_k, fmt_v, batch, tokens, kv_heads, dim):
 
 def section_decode_quantised():
     bandwidth = read_bandwidth()
-    tokens, heads, kv_heads, dim = 262144, 32, 8, 128
-    q, k, v = qkv(1, 1, heads, kv_heads, dim, seqlen_k=tokens)
-    peer = cudnn(q, k, v, False)
-    for name, fmt_k, fmt_v in (("tbq4", 4, 4), ("q8 K, tbq4 V", 3, 4), ("q8", 3, 3)):
-        cache, total = quantised_cache(fmt_k, fmt_v, 1, tokens, kv_heads, dim)
-        out = torch.full_like(q, float("nan"))
+    heads, kv_heads, dim = 32, 8, 128
+    for batch, tokens, formats in ((1, 262144, (("tbq4", 4, 4), ("q8 K, tbq4 V", 3, 4), ("tbq4 K, q8 V", 4, 3), ("q8", 3, 3))),
+                                   (16, 8192, (("tbq4", 4, 4), ("q8", 3, 3))), (64, 4096, (("tbq4", 4, 4),))):
+        q, k, v = qkv(batch, 1, heads, kv_heads, dim, seqlen_k=tokens)
+        peer = cudnn(q, k, v, False)
+        for name, fmt_k, fmt_v in formats:
+            cache, total = quantised_cache(fmt_k, fmt_v, batch, tokens, kv_heads, dim)
+            out = torch.full_like(q, float("nan"))
+            ours = LIB.forward(q, None, None, out, cache=cache, stream=torch.cuda.current_stream().cuda_stream)
+            ours()
+            finite = bool(out.isfinite().all().item())
+            ours_s, peer_s = medians([ours, peer])
+            record("decode", f"{name} 32/8 batch {batch} x {tokens}", ours_us=ours_s * 1e6, cudnn_bf16_us=peer_s * 1e6,
+                   ratio=peer_s / ours_s, share_of_read=total / ours_s / bandwidth, finite=finite)
+            LIB.keep.clear()
+        del q, k, v, peer
+        torch.cuda.empty_cache()
+
+
+def section_mla():
+    """One KV head whose values are the first 512 columns of its 576 of keys."""
+    bandwidth = read_bandwidth()
+    for batch, heads, tokens in ((1, 16, 32768), (16, 16, 8192), (16, 128, 8192)):
+        q = torch.randn(batch, 1, heads, 576, device="cuda", dtype=torch.bfloat16)
+        rows = torch.randn(batch, tokens, 1, 576, device="cuda", dtype=torch.bfloat16)
+        out = torch.full((batch, 1, heads, 512), float("nan"), device="cuda", dtype=torch.bfloat16)
+        lengths = torch.full((batch,), tokens, dtype=torch.int32, device="cuda")
+        plane = lambda dim: ac.rows(rows, dim, 2, tokens * 1152, 1152, 1152)
+        cache = ac.cache_view(plane(576), plane(512), batch, 1, tokens, batch, tokens, lengths)
         ours = LIB.forward(q, None, None, out, cache=cache, stream=torch.cuda.current_stream().cuda_stream)
         ours()
-        finite = bool(out.isfinite().all().item())
-        ours_s, peer_s = medians([ours, peer])
-        record("decode", f"{name} 32/8 batch 1 x {tokens}", ours_us=ours_s * 1e6, cudnn_bf16_us=peer_s * 1e6,
-               ratio=peer_s / ours_s, share_of_read=total / ours_s / bandwidth, finite=finite)
-        LIB.keep.clear()
-        torch.cuda.empty_cache()
+        exact = torch.softmax(q[:, 0].double() @ rows[:, :, 0].double().transpose(1, 2) / 24, -1) @ rows[:, :, 0, :512].double()
+        error = ((out[:, 0].double() - exact).norm() / exact.norm()).item()
+        seconds = medians([ours])[0]
+        record("decode", f"MLA {heads} heads, 576/512, batch {batch} x {tokens}", us=seconds * 1e6,
+               share_of_read=batch * tokens * 1152 / seconds / bandwidth, error=error)
 
 
 def section_decode_graph():
@@ -315,10 +337,11 @@ def section_decode_graph():
         record("decode", f"graph: bf16 32/8 batch 1 x {tokens}", ours_us=ours_s * 1e6, cudnn_us=peer_s * 1e6,
                ratio=peer_s / ours_s)
         LIB.keep.clear()
+        torch.cuda.empty_cache()
 
 
 def main():
-    sections = sys.argv[3:] or ["matmul", "forward", "small", "backward", "accuracy", "decode", "decode_quantised", "decode_graph", "flex"]
+    sections = sys.argv[3:] or ["matmul", "forward", "small", "backward", "accuracy", "decode", "decode_quantised", "decode_graph", "mla", "flex"]
     torch.manual_seed(int(time.time()))
     driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader"],
                             capture_output=True, text=True).stdout.strip()

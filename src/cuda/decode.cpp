@@ -1,8 +1,5 @@
 #include "cuda/decode.hpp"
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <algorithm>
 
 #include "attnspan/tensor.hpp"
@@ -10,108 +7,123 @@
 namespace attnspan::cuda {
 namespace {
 
-constexpr int kWarps = 4;
 constexpr size_t kMultiprocessorShared =
-    228 * 1024;  // of Hopper; elsewhere fewer blocks fit, and the splits wait
-
-int bucket_of(int dim) { return dim <= 64 ? 0 : dim <= 128 ? 1 : 2; }
-constexpr int kBucketDims[3] = {64, 128, 256};
+    228 * 1024;                       // of Hopper; elsewhere fewer blocks fit, and the units wait
+constexpr int64_t kUnitsPerTeam = 3;  // in a batch, at least: lengths differ
 
 // 16 neighbouring keys lie in one page.
 bool pages_fit(const Params& p) { return !p.has_pages || p.block_table == nullptr || p.page_size % 16 == 0; }
 
+// Offsets of 16 rows, and of pages that come from a table, are products of 32 bits.
+bool strides_fit(const Params& p, const KvPlane& plane) {
+  return plane.token_stride >= 0 && plane.token_stride < 1LL << 27 &&
+         (p.block_table == nullptr || (plane.page_stride >= 0 && plane.page_stride < 1LL << 32));
+}
+
 bool is_dense(const Params& p) {
   const Format own = p.dtype == static_cast<int>(DType::f16) ? Format::f16 : Format::bf16;
-  return p.dtype != static_cast<int>(DType::f32) && p.key.format == own && p.value.format == own &&
-         p.head_dim % 8 == 0 && p.head_dim_v % 8 == 0 && std::max(p.head_dim, p.head_dim_v) <= 256;
+  return p.dtype != static_cast<int>(DType::f32) && strides_fit(p, p.key) && strides_fit(p, p.value) &&
+         p.key.format == own && p.value.format == own && p.head_dim % 8 == 0 && p.head_dim_v % 8 == 0 &&
+         std::max(p.head_dim, p.head_dim_v) <= 256;
 }
 
 int scales_of_row(const KvPlane& plane) {
   return plane.format == Format::q8 ? (plane.dim + 31) / 32 : plane.stored_dim / plane.block;
 }
-int bytes_of_row(const KvPlane& plane) {
-  return plane.format == Format::q8 ? plane.dim : plane.stored_dim / 2;
-}
 
-// A plane that the quantised kernel reads: whole rows of its bucket, scales of neighbouring keys in a row.
-bool plane_fits(const KvPlane& plane, int dim) {
+// A plane that the quantised kernel reads: whole rows of its bucket, the scales of neighbouring keys side by
+// side in words of two.
+bool plane_fits(const Params& p, const KvPlane& plane, int dim) {
   if (plane.format != Format::q8 && plane.format != Format::tbq4) return false;
   const bool whole = plane.dim == dim && (plane.format == Format::q8 || plane.block == std::min(dim, 128));
-  const bool scales = plane.scale_token_stride == scales_of_row(plane) && plane.scale_page_stride % 2 == 0 &&
-                      plane.scale_head_stride % 2 == 0 && reinterpret_cast<uintptr_t>(plane.scales) % 4 == 0;
-  return whole && scales;
+  const int64_t scales = scales_of_row(plane);
+  return whole && strides_fit(p, plane) && plane.scale_token_stride == scales &&
+         plane.scale_page_stride % 2 == 0 && plane.scale_head_stride % 2 == 0 &&
+         reinterpret_cast<uintptr_t>(plane.scales) % 4 == 0;
 }
 
 bool is_quantised(const Params& p) {
   const int dim = p.head_dim;
-  return p.head_dim_v == dim && (dim == 64 || dim == 128 || dim == 256) && plane_fits(p.key, dim) &&
-         plane_fits(p.value, dim);
+  return p.head_dim_v == dim && (dim == 64 || dim == 128 || dim == 256) && plane_fits(p, p.key, dim) &&
+         plane_fits(p, p.value, dim);
 }
 
-size_t merge_bytes(int dim, int warps) { return static_cast<size_t>(warps) * 8 * (dim + 6) * sizeof(float); }
+constexpr size_t kTeamBytes = 1152;  // sizeof(DecodeTeam), at most
 
-size_t dense_shared_bytes(int dim) {
-  const int stages = dim == 64 ? 6 : 3;
-  return static_cast<size_t>(kWarps) * stages * 2 * 16 * dim * 2;
+void shape_dense(DecodePlan& plan, const Params& p, const DeviceLimits& device) {
+  const int dim = std::max(p.head_dim, p.head_dim_v);
+  plan.dim = dim <= 64 ? 64 : dim <= 128 ? 128 : 256;
+  plan.tile_rows = dense_rows(plan.dim, p.seqlen_q * p.group);
+  plan.min_split_keys = kDenseSplitKeys;
+  plan.grid.stages = dense_stages(plan.dim);
+  const auto bytes = [&] {
+    return static_cast<size_t>(plan.warps * plan.grid.stages * 2 * 16 * plan.dim * 2) + kTeamBytes;
+  };
+  while (bytes() > device.shared_bytes && plan.warps > 1) --plan.warps;
+  plan.shared_bytes = bytes();
 }
 
-// Shared memory of the quantised kernel with plan.stages.
-size_t quantised_shared_bytes(const Params& p, const DecodePlan& plan) {
-  const size_t codes = static_cast<size_t>(plan.key_row + plan.value_row) * kQuantisedStep;
-  const size_t scales = static_cast<size_t>(plan.key_scales + plan.value_scales) * 2 * kQuantisedStep;
-  const size_t ring = plan.warps * plan.stages * ((codes + scales + 127) / 128 * 128);
-  const bool table = p.key.format == Format::tbq4 || p.value.format == Format::tbq4;
-  const size_t query = static_cast<size_t>(plan.tile_rows) * (p.head_dim + 2) * sizeof(float);
-  return (table ? 256 * 32 * 4 : 0) + std::max({ring, query, merge_bytes(p.head_dim, plan.warps)});
+void shape_quantised(DecodePlan& plan, const Params& p, const DeviceLimits& device) {
+  const bool key_q8 = p.key.format == Format::q8, value_q8 = p.value.format == Format::q8;
+  plan.dim = p.head_dim;
+  plan.tile_rows = quantised_rows(plan.dim, p.seqlen_q * p.group, key_q8 || value_q8);
+  plan.min_split_keys = kQuantisedSplitKeys;
+  const QuantisedShape shape = quantised_shape(plan.dim, plan.tile_rows, key_q8, value_q8);
+  const size_t table = key_q8 && value_q8 ? 0 : kTableBytes;
+  const size_t step = static_cast<size_t>(quantised_step_bytes(plan.dim, key_q8, value_q8, shape.groups));
+  plan.teams = shape.teams;
+  plan.grid.stages = shape.stages;
+  const auto bytes = [&] {
+    return quantised_table(plan.dim, plan.tile_rows) - 1024 + table +
+           static_cast<size_t>(plan.teams * plan.warps * plan.grid.stages) * step;
+  };
+  // What does not fit loses, in this order: the third step, teams, warps.
+  if (bytes() > device.shared_bytes) plan.grid.stages = 2;
+  while (bytes() > device.shared_bytes && plan.teams > 1) --plan.teams;
+  while (bytes() > device.shared_bytes && plan.warps > 1) --plan.warps;
+  plan.shared_bytes = bytes();
 }
 
-void shape_quantised(DecodePlan& plan, const Params& p, size_t shared_limit) {
-  plan.key_row = bytes_of_row(p.key);
-  plan.value_row = bytes_of_row(p.value);
-  plan.key_scales = scales_of_row(p.key);
-  plan.value_scales = scales_of_row(p.value);
-  plan.warps = quantised_warps(p.head_dim, plan.tile_rows / 8);
-  for (;;) {  // fewer steps in flight, then fewer warps, until they fit
-    for (plan.stages = 4; plan.stages >= 2; --plan.stages) {
-      plan.shared_bytes = quantised_shared_bytes(p, plan);
-      if (plan.shared_bytes <= shared_limit) return;
-    }
-    if (plan.warps == 1) return;
-    plan.warps /= 2;
-  }
+int64_t resident_teams(const DecodePlan& plan, const DeviceLimits& device) {
+  return static_cast<int64_t>(plan.blocks_per_multiprocessor) * device.multiprocessors * plan.teams;
 }
 
 }  // namespace
 
-DecodePlan plan_decode_kernel(const Params& p, size_t shared_limit, int multiprocessors, int major) {
+DecodePlan plan_decode_kernel(const Params& p, const DeviceLimits& device) {
   DecodePlan plan;
   if (p.cu_seqlens_q != nullptr || !p.key.aligned || !p.value.aligned || !pages_fit(p) || p.shared_rows)
     return plan;
   plan.quantised = is_quantised(p);
   if (!plan.quantised && !is_dense(p)) return plan;
-  plan.bucket = bucket_of(std::max(p.head_dim, p.head_dim_v));
-  plan.warps = kWarps;
-  plan.tile_rows = p.seqlen_q * p.group <= 8 ? 8 : 16;
   if (plan.quantised) {
-    shape_quantised(plan, p, shared_limit);
+    shape_quantised(plan, p, device);
   } else {
-    // The merge of warps has memory of its own: copies of the next item are under way then.
-    plan.shared_bytes =
-        dense_shared_bytes(kBucketDims[plan.bucket]) + merge_bytes(kBucketDims[plan.bucket], kWarps);
+    shape_dense(plan, p, device);
+    plan.blocks_per_multiprocessor = kMultiprocessorShared / (plan.shared_bytes + 1024) >= 2 ? 2 : 1;
   }
-  plan.blocks_per_multiprocessor =
-      std::max<int>(1, static_cast<int>(kMultiprocessorShared / (plan.shared_bytes + 1024)));
-  plan.resident_blocks = plan.blocks_per_multiprocessor * multiprocessors;
-  plan.overlap = major >= 9;
-  plan.ok = plan.shared_bytes <= shared_limit;
+  plan.overlap = device.major >= 9;
+  plan.ok = plan.shared_bytes <= device.shared_bytes;
   return plan;
+}
+
+void plan_decode_grid(DecodePlan& plan, const Params& p, const DeviceLimits& device) {
+  const int64_t rows = static_cast<int64_t>(p.seqlen_q) * p.group;
+  const int64_t columns = (rows + plan.tile_rows - 1) / plan.tile_rows * p.kv_heads * p.batch;
+  const int64_t teams = resident_teams(plan, device);
+  // Runs as long as every team still gets some of them: queries and places are found once a run.
+  const int64_t longest =
+      std::clamp<int64_t>(columns * p.max_splits / (kUnitsPerTeam * teams), 1, p.max_splits);
+  const int64_t runs = (p.max_splits + longest - 1) / longest;
+  plan.grid.run_splits = static_cast<int32_t>((p.max_splits + runs - 1) / runs);
+  plan.grid.runs = (p.max_splits + plan.grid.run_splits - 1) / plan.grid.run_splits;
+  plan.grid.units = static_cast<uint32_t>(columns * plan.grid.runs);
+  plan.blocks = std::min<int64_t>(plan.grid.units, teams / plan.teams);
 }
 
 cudaError_t launch_decode(const Params& p, const DecodePlan& plan, cudaStream_t stream) {
   if (plan.quantised) return detail::launch_decode_quantised(p, plan, stream);
-  return p.dtype == static_cast<int>(DType::f16)
-             ? detail::launch_decode_dense<__half>(p, plan, stream)
-             : detail::launch_decode_dense<__nv_bfloat16>(p, plan, stream);
+  return detail::launch_decode_dense(p, plan, stream);
 }
 
 }  // namespace attnspan::cuda

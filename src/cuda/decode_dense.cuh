@@ -4,7 +4,8 @@
 // heads a KV head a multiprocessor receives 19 bytes a clock and needs 2 of its 16 tensor-core clocks for
 // them.
 
-#include "cuda/decode.cuh"
+#include "attnspan/tensor.hpp"
+#include "cuda/decode_store.cuh"
 
 namespace attnspan::cuda {
 
@@ -21,49 +22,111 @@ struct DenseDecode {
 
 // Shared address of chunk c of row r.
 template <int kDim>
-__device__ __forceinline__ uint32_t chunk_at(uint32_t plane, int row, int chunk) {
+__device__ __host__ constexpr uint32_t chunk_at(uint32_t plane, int row, int chunk) {
   return plane + row * DenseDecode<kDim>::kRowBytes + (chunk ^ (row & 7)) * 16;
 }
 
-// Starts the copies of keys [key0, key0 + 16); rows that do not exist become zeros.
+// What a lane copies of keys or of values: one chunk of every kRowsAtOnce-th row. Strides fit 32 bits
+// (plan_decode_kernel).
 template <int kDim>
-__device__ __forceinline__ void copy_step(const Params& p, const DecodeBlock& b, uint32_t stage,
-                                          int64_t key0) {
+struct DenseCopies {
   using D = DenseDecode<kDim>;
-  const int lane = static_cast<int>(threadIdx.x) & 31;
-  const int chunk = lane % D::kChunks;
-  // Without a table the rows of a sequence lie in one line.
-  TokenPlace place{b.s.batch, key0 - b.s.rule.key_begin + b.s.k_row0};
-  if (p.block_table != nullptr) place = place_of(p, b.s, key0);
-  const uint8_t* key = codes_at(p.key, b.key_head, place) + chunk * 16;
-  const uint8_t* value = codes_at(p.value, b.value_head, place) + chunk * 16;
-  const int64_t before = b.keys.begin - key0, behind = b.keys.end - key0;
-  const int first = before > 0 ? static_cast<int>(before) : 0,
-            last = behind < D::kStep ? static_cast<int>(behind) : D::kStep;
-  const bool key_column = chunk * 8 < p.head_dim, value_column = chunk * 8 < p.head_dim_v;
-#pragma unroll
-  for (int i = 0; i < D::kStep / D::kRowsAtOnce; ++i) {
-    const int row = lane / D::kChunks + i * D::kRowsAtOnce;
-    const bool exists = row >= first && row < last;
-    const uint32_t to = chunk_at<kDim>(stage, row, chunk);
-    copy_async_16(to, exists ? key + row * p.key.token_stride : p.key.codes, exists && key_column);
-    copy_async_16(to + D::kPlaneBytes, exists ? value + row * p.value.token_stride : p.value.codes,
-                  exists && value_column);
+  const uint8_t* from = nullptr;  // the chunk of its first row, of the unit's first page
+  uint32_t page_stride, token_stride;
+  bool column;  // the tensor has this chunk; if not it is filled with zeros
+
+  __device__ __forceinline__ explicit DenseCopies(const KvPlane& plane)
+      : page_stride(static_cast<uint32_t>(plane.page_stride)),
+        token_stride(static_cast<uint32_t>(plane.token_stride)),
+        column(lane_index() % D::kChunks * 8 < plane.dim) {}
+
+  __device__ __forceinline__ void enter(const Params& p, const KvPlane& plane, const DecodeUnit& u) {
+    const int row = lane_index() / D::kChunks, chunk = lane_index() % D::kChunks;
+    const int64_t sequence = p.block_table == nullptr ? u.batch * plane.page_stride : 0;
+    from = plane.codes + u.kv_head * plane.head_stride + sequence + row * plane.token_stride +
+           (column ? chunk * 16 : 0);
   }
-}
+
+  // Rows [first, last) of 16 keys to `plane`; the others become zeros.
+  template <bool kWhole>
+  __device__ __forceinline__ void copy(uint32_t plane, uint32_t to, uint32_t page, uint32_t token, int first,
+                                       int last) const {
+    const uint8_t* chunk = advance(advance(from, page, page_stride), token, token_stride);
+#pragma unroll
+    for (int i = 0; i < D::kStep / D::kRowsAtOnce; ++i) {
+      const int row = lane_index() / D::kChunks + i * D::kRowsAtOnce;
+      const bool exists = kWhole || (row >= first && row < last);
+      copy_async_16(plane + (to ^ chunk_at<kDim>(0, i * D::kRowsAtOnce, 0)),
+                    exists ? advance(chunk, i * D::kRowsAtOnce, token_stride) : from, exists && column);
+    }
+  }
+};
+
+// The ring of one warp: copies run kStages - 1 steps ahead of the products, across splits and units, so that
+// the memory never waits for one to be finished.
+template <int kDim, int kRows>
+struct DenseRing {
+  using D = DenseDecode<kDim>;
+  StepCursor<D::kStep, D::kStages - 1, kRows> cursor;
+  DenseCopies<kDim> keys, values;
+  uint32_t ring, to;  // to: chunk_at of the lane's chunk of row lane / kChunks
+  int slot = 0;       // of the step to use next
+
+  __device__ __forceinline__ DenseRing(const Params& p, const DecodeGrid& grid, const DecodeTeam<kRows>& team,
+                                       uint32_t memory)
+      : keys(p.key),
+        values(p.value),
+        ring(memory + team_warp() * D::kStages * D::kStageBytes),
+        to(kept(chunk_at<kDim>(0, lane_index() / D::kChunks, lane_index() % D::kChunks))) {
+    cursor.start(p, team);
+    enter(p, team);
+#pragma unroll 1  // less code to fetch before the first copy
+    for (int i = 0; i < D::kStages - 1; ++i) copy(p, grid, team, i);
+  }
+  __device__ __forceinline__ void enter(const Params& p, const DecodeTeam<kRows>& team) {
+    keys.enter(p, p.key, team.units[cursor.slot]);
+    values.enter(p, p.value, team.units[cursor.slot]);
+  }
+  // Starts the copies of a step and moves to the next.
+  __device__ __forceinline__ void copy(const Params& p, const DecodeGrid& grid, const DecodeTeam<kRows>& team,
+                                       int slot_to) {
+    const int first = cursor.begin - cursor.at, last = cursor.end - cursor.at;
+    const uint32_t stage = ring + slot_to * D::kStageBytes, page = cursor.page[0], token = cursor.token[0];
+    if (first <= 0 && last >= D::kStep) {
+      keys.template copy<true>(stage, to, page, token, first, last);
+      values.template copy<true>(stage + D::kPlaneBytes, to, page, token, first, last);
+    } else if (last > 0) {
+      keys.template copy<false>(stage, to, page, token, first, last);
+      values.template copy<false>(stage + D::kPlaneBytes, to, page, token, first, last);
+    }
+    copy_async_commit();
+    if (cursor.move(p, grid, team)) enter(p, team);
+  }
+  __device__ __forceinline__ int free_slot() const { return slot == 0 ? D::kStages - 1 : slot - 1; }
+  // The next step, which is there, while the copies of another one start in the slot used before.
+  __device__ __forceinline__ uint32_t next(const Params& p, const DecodeGrid& grid,
+                                           const DecodeTeam<kRows>& team) {
+    copy_async_wait<D::kStages - 2>();
+    __syncwarp();  // nobody reads the free slot any more
+    copy(p, grid, team, free_slot());
+    const uint32_t stage = ring + slot * D::kStageBytes;
+    slot = slot + 1 == D::kStages ? 0 : slot + 1;
+    return stage;
+  }
+};
 
 // Query rows as the second operand: 8 rows a tile, missing ones and missing columns zero.
 template <typename T, int kDim, int kTiles>
-__device__ inline void load_query_operands(const Params& p, const DecodeBlock& b,
+__device__ inline void load_query_operands(const Params& p, const DecodeUnit& u,
                                            uint32_t (&q)[kDim / 16][kTiles][2]) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
     const int r = lane / 4 + 8 * n;
-    const bool exists = r < b.rows;
-    const T* row =
-        static_cast<const T*>(p.query.data) +
-        (exists ? p.query.index(b.s.batch, head_of_row(p, b, r), b.s.q_row0 + query_row(p, b, r)) : 0);
+    const bool exists = r < u.rows;
+    const T* row = static_cast<const T*>(p.query.data) +
+                   (exists ? p.query.index(u.batch, head_of_row(p, u, r), query_row(p, u, r)) : 0);
+    const bool words = __all_sync(0xffffffffU, reinterpret_cast<uintptr_t>(row) % 4 == 0);
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k) {
 #pragma unroll
@@ -71,34 +134,38 @@ __device__ inline void load_query_operands(const Params& p, const DecodeBlock& b
         const int column = k * 16 + side * 8 + 2 * (lane & 3);
         const bool there = exists && column < p.head_dim;  // head_dim is a multiple of 8
         const uint16_t* values = reinterpret_cast<const uint16_t*>(row) + column;
-        q[k][n][side] = there ? values[0] | static_cast<uint32_t>(values[1]) << 16 : 0U;
+        if (words) {
+          q[k][n][side] = there ? *reinterpret_cast<const uint32_t*>(values) : 0U;
+        } else {
+          q[k][n][side] = there ? values[0] | static_cast<uint32_t>(values[1]) << 16 : 0U;
+        }
       }
     }
   }
 }
 
 template <typename T, int kDim, int kTiles>
-__device__ __forceinline__ void step_scores(float (&s)[1][kTiles][4],
-                                            const uint32_t (&q)[kDim / 16][kTiles][2], uint32_t keys) {
+__device__ __forceinline__ void step_scores(float (&s)[kTiles][4], const uint32_t (&q)[kDim / 16][kTiles][2],
+                                            uint32_t keys) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
 #pragma unroll
   for (int k = 0; k < kDim / 16; ++k) {
     uint32_t a[4];
     ldmatrix(a, chunk_at<kDim>(keys, lane & 15, 2 * k + (lane >> 4)));
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) mma(s[0][n], a, q[k][n][0], q[k][n][1], T{});
+    for (int n = 0; n < kTiles; ++n) mma(s[n], a, q[k][n][0], q[k][n][1], T{});
   }
 }
 
 template <typename T, int kDim, int kTiles>
 __device__ __forceinline__ void step_weighted_sum(float (&o)[kDim / 16][kTiles][4],
-                                                  const float (&w)[1][kTiles][4], uint32_t values) {
+                                                  const float (&w)[kTiles][4], uint32_t values) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
   uint32_t weights[kTiles][2];
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
-    weights[n][0] = transpose_matrix(pack(w[0][n][0], w[0][n][1], T{}));
-    weights[n][1] = transpose_matrix(pack(w[0][n][2], w[0][n][3], T{}));
+    weights[n][0] = transpose_matrix(pack(w[n][0], w[n][1], T{}));
+    weights[n][1] = transpose_matrix(pack(w[n][2], w[n][3], T{}));
   }
 #pragma unroll
   for (int c = 0; c < kDim / 16; ++c) {
@@ -109,92 +176,73 @@ __device__ __forceinline__ void step_weighted_sum(float (&o)[kDim / 16][kTiles][
   }
 }
 
-// Blocks stay for several items. The copies run ahead of the products across items, so that the memory never
-// waits for one to be finished; what a block keeps of an item for its copies is `source`.
 template <typename T, int kDim, int kTiles>
-__global__ void __launch_bounds__(128) decode_dense_kernel(const __grid_constant__ Params p, uint32_t items) {
+struct DenseKernel {
   using D = DenseDecode<kDim>;
-  extern __shared__ __align__(128) unsigned char shared[];
-  start_dependents();
-  wait_for_predecessor();
-  const int warp = static_cast<int>(threadIdx.x) / 32, warps = static_cast<int>(blockDim.x) / 32;
-  const uint32_t ring = shared_address(shared) + warp * D::kStages * D::kStageBytes;
-  float* merged = reinterpret_cast<float*>(shared + warps * D::kStages * D::kStageBytes);
-  const int stride = warps * D::kStep;
-
-  uint32_t source_item = blockIdx.x;
-  DecodeBlock source = find_decode_block(p, 8 * kTiles, source_item);
-  int64_t copied = source.start + warp * D::kStep;  // the next step to copy
-  const auto copy_next = [&](int slot) {
-    while (source_item < items && copied >= source.keys.end) {
-      source_item += gridDim.x;
-      if (source_item >= items) break;
-      source = find_decode_block(p, 8 * kTiles, source_item);
-      copied = source.start + warp * D::kStep;
-    }
-    if (source_item < items) copy_step<kDim>(p, source, ring + slot * D::kStageBytes, copied);
-    copy_async_commit();
-    copied += stride;
-  };
-#pragma unroll
-  for (int i = 0; i < D::kStages - 1; ++i) copy_next(i);
-
-  int slot = 0;
-  DecodeBlock b = source;  // of the item whose products are taken
-  if (source_item != blockIdx.x) b = find_decode_block(p, 8 * kTiles, blockIdx.x);
+  static constexpr int kRows = 8 * kTiles, kAhead = D::kStages - 1, kRing = D::kStages * D::kStageBytes;
+  const Params& p;
+  const DecodeGrid& grid;
+  const DecodeTeam<kRows>& team;
+  unsigned char* memory;
+  DenseRing<kDim, kRows> ring;
   uint32_t q[kDim / 16][kTiles][2];
-  load_query_operands<T, kDim, kTiles>(p, b, q);
-  for (uint32_t item = blockIdx.x; item < items;) {
-    RowScore rows[kTiles][2];
-    find_rows<kTiles>(p, b, rows);
-    WarpState<kDim, kTiles> state;
-    for (int64_t key0 = b.start + warp * D::kStep; key0 < b.keys.end; key0 += stride) {
-      copy_async_wait<D::kStages - 2>();
-      __syncwarp();  // this step is here, and nobody reads the slot before it any more
-      copy_next(slot == 0 ? D::kStages - 1 : slot - 1);
-      const uint32_t stage = ring + slot * D::kStageBytes;
-      slot = slot + 1 == D::kStages ? 0 : slot + 1;
-      float s[1][kTiles][4] = {};
+
+  // The steps of a warp in one split.
+  __device__ __forceinline__ WarpState<kDim / 16, kTiles> walk(const DecodeUnit& u, const SplitSteps& split) {
+    WarpState<kDim / 16, kTiles> state;
+    const int32_t base = u.base;
+    const int32_t inside = max(u.core_begin, split.begin), inside_end = min(u.core_end, split.end);
+    int32_t at = split.start + team_warp() * D::kStep;
+    for (int32_t i = 0; i < split.count; ++i, at += ring.cursor.stride()) {
+      const uint32_t stage = ring.next(p, grid, team);
+      if (at >= split.end) continue;
+      float s[kTiles][4] = {};
       step_scores<T, kDim, kTiles>(s, q, stage);
-      score_step<1, kTiles>(p, b, rows, s, key0);
-      weigh_step<1, kDim, kTiles>(s, state);
+      score_step(p, team, split, base, at < inside || at + D::kStep > inside_end, at, s);
+      weigh_step(s, state);
       step_weighted_sum<T, kDim, kTiles>(state.o, s, stage + D::kPlaneBytes);
     }
-    // The next item's queries travel while this one is stored. Its place is known if copies have reached it.
-    const DecodeBlock done = b;
-    item += gridDim.x;
-    if (item < items) {
-      b = source;
-      if (source_item != item) b = find_decode_block(p, 8 * kTiles, item);
-      load_query_operands<T, kDim, kTiles>(p, b, q);
-    }
-    if (done.keys.empty()) {
-      store_empty(p, done);
-    } else {
-      store_split<kDim, kTiles>(p, done, state, merged,
-                                [](int tile, int g, int half) { return tile * 16 + g + 8 * half; });
-    }
+    return state;
   }
-  copy_async_wait<0>();
+  // Queries go straight to registers, while a split is stored.
+  __device__ __forceinline__ void ask(const DecodeUnit& u) { load_query_operands<T, kDim, kTiles>(p, u, q); }
+  __device__ __forceinline__ void stage(const DecodeUnit&) const {}
+  __device__ __forceinline__ void receive() const {}
+
+  __device__ __forceinline__ float* free_place() const {
+    return reinterpret_cast<float*>(memory + team_warp() * kRing + ring.free_slot() * D::kStageBytes);
+  }
+  __device__ __forceinline__ static int place_stride() { return kRing / static_cast<int>(sizeof(float)); }
+  __device__ __forceinline__ static OutputPlace output_place(int tile, int e) {
+    return {row_of(0, e), tile * 16 + lane_index() / 4 + 8 * (e / 2)};
+  }
+};
+
+template <typename T, int kDim, int kTiles>
+__device__ __forceinline__ void decode_dense(const Params& p, const DecodeGrid& grid) {
+  using Kernel = DenseKernel<T, kDim, kTiles>;
+  extern __shared__ __align__(128) unsigned char shared[];
+  auto& team = *reinterpret_cast<DecodeTeam<Kernel::kRows>*>(shared + team_warps() * Kernel::kRing);
+  if (team_index() >= grid.units) return;
+  find_first_unit(p, grid, team);
+  team_sync();
+  Kernel kernel{p, grid, team, shared, {p, grid, team, shared_address(shared)}, {}};
+  kernel.ask(team.units[0]);
+  prepare_unit(p, grid, team, 0, team_index());
+  team_sync();
+  decode_units<kDim, 0>(p, grid, team, kernel);
 }
 
-namespace detail {
-
-template <typename T, int kDim>
-cudaError_t launch_decode_dense_dim(const Params& p, const DecodePlan& plan, cudaStream_t stream) {
-  const int64_t items = decode_items(p, plan);
-  const int64_t blocks = items < plan.resident_blocks ? items : plan.resident_blocks;
-  const auto count = static_cast<uint32_t>(items);
-  return plan.tile_rows == 8 ? start_decode(decode_dense_kernel<T, kDim, 1>, p, plan, blocks, stream, count)
-                             : start_decode(decode_dense_kernel<T, kDim, 2>, p, plan, blocks, stream, count);
+// The dtype decides at run time: the two differ in their products alone.
+template <int kDim, int kTiles>
+__global__ void __launch_bounds__(32 * kTeamWarps, 2)
+    decode_dense_kernel(const __grid_constant__ Params p, const __grid_constant__ DecodeGrid grid) {
+  wait_for_predecessor();
+  if (p.dtype == static_cast<int>(DType::f16)) {
+    decode_dense<__half, kDim, kTiles>(p, grid);
+  } else {
+    decode_dense<__nv_bfloat16, kDim, kTiles>(p, grid);
+  }
 }
 
-template <typename T>
-cudaError_t launch_decode_dense(const Params& p, const DecodePlan& plan, cudaStream_t stream) {
-  if (plan.bucket == 0) return launch_decode_dense_dim<T, 64>(p, plan, stream);
-  if (plan.bucket == 1) return launch_decode_dense_dim<T, 128>(p, plan, stream);
-  return launch_decode_dense_dim<T, 256>(p, plan, stream);
-}
-
-}  // namespace detail
 }  // namespace attnspan::cuda

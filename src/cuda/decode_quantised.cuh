@@ -3,399 +3,459 @@
 // decoded in registers; the scales stay outside (they multiply scores, and weights), so that no product can
 // leave f16's range.
 //
-// tbq4: a byte holds two values. It is looked up as two f16 centroids in a table that every lane has to
-// itself (32 KB: entry b of lane l at 128 b + 4 l), so no two lanes ever meet in a bank: one extraction, one
-// address and one 4-byte load for two values, where byte permutes would take five instructions of a pipe that
-// a multiprocessor has only 64 lanes of. docs/decisions has the count.
-//
-// The order of columns is free, as long as queries and outputs follow it: each lane reads whole words.
+// Each warp has a ring of steps in shared memory (decode_codes.cuh), filled by asynchronous copies.
 
-#include "cuda/decode_quantised_copy.cuh"
+#include <cfloat>
+
+#include "cuda/decode_query.cuh"
 
 namespace attnspan::cuda {
 
-// ---- reading shared memory
+// ---- how 8 or 16 query rows lie in the products: scores have 8 columns; so have weighted sums, for the even
+// columns of pairs and for the odd ones
 
-__device__ __forceinline__ uint32_t read_word(uint32_t at) {
-  uint32_t x;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(at));
-  return x;
-}
-template <int kWords>
-__device__ __forceinline__ void read_words(uint32_t (&x)[kWords], uint32_t at) {
-  if constexpr (kWords == 4) {
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(at));
-  } else if constexpr (kWords == 2) {
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "r"(at));
-  } else {
-    x[0] = read_word(at);
+template <int kRows>
+inline constexpr int kRowTiles = kRows / 8;
+template <int kDim, int kRows>
+using QuantisedSums = WarpState<kDim / 16, kRowTiles<kRows>>;
+
+// 4 entries a warp at once: 8 lanes store the 128 bytes of one.
+__device__ inline void fill_table(unsigned char* table) {
+  const int lane = lane_index(), warps = static_cast<int>(blockDim.y) * team_warps();
+  const uint32_t centroid = __half_as_ushort(__float2half_rn(kDeviceCentroids[lane & 15]));
+#pragma unroll 4
+  for (int first = 4 * (static_cast<int>(threadIdx.y) * team_warps() + team_warp()); first < 256;
+       first += 4 * warps) {
+    const int byte = first + lane / 8;
+    const uint32_t low = __shfl_sync(0xffffffffU, centroid, byte & 15);
+    const uint32_t pair = low | __shfl_sync(0xffffffffU, centroid, byte >> 4) << 16;
+    *reinterpret_cast<uint4*>(table + 256 * byte + lane % 8 * 16) = make_uint4(pair, pair, pair, pair);
   }
-}
-__device__ __forceinline__ float read_scale(uint32_t at) {
-  uint16_t x;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(at));
-  return f16_bits_to_float(x);
-}
-
-// Byte i of a word of codes as two centroids: the even value in the low half. `table` is this lane's.
-__device__ __forceinline__ uint32_t look_up(uint32_t table, uint32_t word, int i) {
-  return read_word(table + __byte_perm(word, 0, 0x4440 + i) * 128);
-}
-
-// Two bytes of int8 as f16: 1024 + (x + 128) is exact in f16, and so is the difference.
-__device__ __forceinline__ uint32_t widen_bytes(uint32_t biased, uint32_t selector) {
-  const uint32_t magic = __byte_perm(biased, 0x64646464U, selector);
-  const __half2 x =
-      __hsub2(*reinterpret_cast<const __half2*>(&magic), __half2half2(__ushort_as_half(0x6480)));
-  return *reinterpret_cast<const uint32_t*>(&x);
-}
-
-// ---- queries
-
-// The column of the query that slot (k, side, 2 t + e) of the products' depth stands for: lane t's words of a
-// key's codes are read in order. tbq4: 16 bytes (block 64: 8) a block; q8: 4 bytes of each 16.
-template <int kDim>
-__device__ __forceinline__ int query_column(bool q8, int k, int t, int side, int e) {
-  if (q8) return 16 * k + 4 * t + 2 * side + e;
-  constexpr int kBlock = QuantisedDecode<kDim>::kTbq4Block;
-  return k / (kBlock / 16) * kBlock + t * (kBlock / 4) + k % (kBlock / 16) * 4 + 2 * side + e;
-}
-
-// Query rows in f16, each divided by its largest value, which `peak` keeps; rotated where keys are tbq4.
-template <int kDim, int kTiles>
-__device__ inline void load_rotated_query(const Params& p, const DecodeBlock& b, float* staging,
-                                          uint32_t (&q)[kDim / 16][kTiles][2], float (&peak)[kTiles][2]) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) & 31;
-  const int warps = static_cast<int>(blockDim.x) / 32;
-  const bool q8 = p.key.format == Format::q8;
-  constexpr int kStride = kDim + 1;
-  float* peaks = staging + 8 * kTiles * kStride;
-  for (int r = warp; r < 8 * kTiles; r += warps) {
-    float* row = staging + r * kStride;
-    const int64_t first =
-        r < b.rows ? p.query.index(b.s.batch, head_of_row(p, b, r), b.s.q_row0 + query_row(p, b, r)) : 0;
-    for (int c = lane; c < kDim; c += 32)
-      row[c] = r < b.rows ? load_element(p.query.data, first + c, p.dtype) : 0.0F;
-    __syncwarp();
-    if (!q8) {
-      constexpr int kBlock = QuantisedDecode<kDim>::kTbq4Block;
-      for (int c = 0; c < kDim; c += kBlock) rotate_block(row + c, kBlock, false);
-    }
-    float largest = 0;
-    for (int c = lane; c < kDim; c += 32) largest = fmaxf(largest, fabsf(row[c]));
-    for (int d = 1; d < 32; d *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, d));
-    if (lane == 0) peaks[r] = largest > 0 ? largest : 1.0F;
-  }
-  __syncthreads();
-  const int t = lane & 3;
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n) {
-    const int r = lane / 4 + 8 * n;
-    const float inverse = 1.0F / peaks[r];
-#pragma unroll
-    for (int k = 0; k < kDim / 16; ++k) {
-#pragma unroll
-      for (int side = 0; side < 2; ++side) {
-        const float* row = staging + r * kStride;
-        q[k][n][side] = pack(row[query_column<kDim>(q8, k, t, side, 0)] * inverse,
-                             row[query_column<kDim>(q8, k, t, side, 1)] * inverse, __half{});
-      }
-    }
-    peak[n][0] = peaks[row_of(n, 0)];
-    peak[n][1] = peaks[row_of(n, 1)];
-  }
-  __syncthreads();  // the staging becomes the ring
 }
 
 // ---- scores
 
-// s = peak * sum over blocks of scale[key][block] * (codes . query), for 16 keys.
-template <int kDim, int kTiles>
-__device__ __forceinline__ void group_scores_tbq4(float (&s)[kTiles][4],
-                                                  const uint32_t (&q)[kDim / 16][kTiles][2], uint32_t keys,
-                                                  uint32_t scales, uint32_t table) {
-  constexpr int kBlock = QuantisedDecode<kDim>::kTbq4Block, kBlocks = kDim / kBlock, kRow = kDim / 2;
-  constexpr int kWords = kBlock / 32;  // of a lane, of one block of one key
-  const int g = (static_cast<int>(threadIdx.x) & 31) / 4, t = static_cast<int>(threadIdx.x) & 3;
+// s = sum over blocks of scale[key][block] * (codes . query), for 16 keys.
+template <typename Codes, int kDim, int kTiles>
+__device__ __forceinline__ void group_scores(float (&s)[kTiles][4], const uint32_t (&q)[kDim / 16][kTiles][2],
+                                             uint32_t codes, uint32_t offset, uint32_t scales,
+                                             uint32_t column) {
+  constexpr int kSteps = Codes::kBlock / 16, kPairs = Codes::kPairs;
+  const RowPart<Codes, 4> keys[2] = {{codes, offset}, {codes + 8 * Codes::kRow, offset}};
 #pragma unroll
-  for (int block = 0; block < kBlocks; ++block) {
-    uint32_t low[kWords], high[kWords];
-    const int at =
-        kWords == 4 ? 16 * key_chunk(false, kRow, g, block * 4 + t) : block * kBlock / 2 + t * kBlock / 8;
-    read_words(low, keys + g * kRow + at);
-    read_words(high, keys + (g + 8) * kRow + at);  // g and g + 8 have one swizzle
+  for (int block = 0; block < Codes::kBlocks; ++block) {
+    const auto& low = keys[0].words[block];
+    const auto& high = keys[1].words[block];
     float dots[kTiles][4] = {};
 #pragma unroll
-    for (int k = 0; k < kBlock / 16; ++k) {
-      const int i = k % 2 * 2;
-      const uint32_t a[4] = {look_up(table, low[k / 2], i), look_up(table, high[k / 2], i),
-                             look_up(table, low[k / 2], i + 1), look_up(table, high[k / 2], i + 1)};
-      const auto& operands = q[block * (kBlock / 16) + k];
+    for (int k = 0; k < kSteps; ++k) {
+      const int word = 2 * k / kPairs, i = 2 * k % kPairs;
+      const uint32_t a[4] = {Codes::pair(low[word], i, column), Codes::pair(high[word], i, column),
+                             Codes::pair(low[word], i + 1, column), Codes::pair(high[word], i + 1, column)};
+      const auto& operands = q[block * kSteps + k];
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) mma(dots[n], a, operands[n][0], operands[n][1], __half{});
     }
-    const float scale_low = read_scale(scales + 2 * (g * kBlocks + block));
-    const float scale_high = read_scale(scales + 2 * ((g + 8) * kBlocks + block));
+    const float scale[2] = {read_scale(scales + 2 * block),
+                            read_scale(scales + 2 * (8 * Codes::kBlocks + block))};
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) s[n][e] += dots[n][e] * (e < 2 ? scale_low : scale_high);
+      for (int e = 0; e < 4; ++e) s[n][e] = fmaf(dots[n][e], scale[e / 2], s[n][e]);
     }
   }
 }
 
-template <int kDim, int kTiles>
-__device__ __forceinline__ void group_scores_q8(float (&s)[kTiles][4],
-                                                const uint32_t (&q)[kDim / 16][kTiles][2], uint32_t keys,
-                                                uint32_t scales) {
-  const int g = (static_cast<int>(threadIdx.x) & 31) / 4, t = static_cast<int>(threadIdx.x) & 3;
-#pragma unroll
-  for (int block = 0; block < kDim / 32; ++block) {
-    float dots[kTiles][4] = {};
-#pragma unroll
-    for (int k = 2 * block; k < 2 * block + 2; ++k) {
-      const uint32_t low =
-          read_word(keys + g * kDim + 16 * key_chunk(true, kDim, g, k) + 4 * t) ^ 0x80808080U;
-      const uint32_t high =
-          read_word(keys + (g + 8) * kDim + 16 * key_chunk(true, kDim, g + 8, k) + 4 * t) ^ 0x80808080U;
-      const uint32_t a[4] = {widen_bytes(low, 0x4140), widen_bytes(high, 0x4140), widen_bytes(low, 0x4342),
-                             widen_bytes(high, 0x4342)};
-#pragma unroll
-      for (int n = 0; n < kTiles; ++n) mma(dots[n], a, q[k][n][0], q[k][n][1], __half{});
-    }
-    const float scale_low = read_scale(scales + 2 * (g * (kDim / 32) + block));
-    const float scale_high = read_scale(scales + 2 * ((g + 8) * (kDim / 32) + block));
+// ---- softmax
+
+// Maxima are kept in base 2, and lag: the older outputs are rescaled only where a score exceeds its row's by
+// more than kLag. Likewise weights are taken times scale / reference, where reference is a power of two that
+// no value's scale exceeds more than kScaleLag times: a product stays below 2^11.
+inline constexpr float kLag = 6;
+inline constexpr float kScaleLag = 16;
+
+template <int kDim, int kRows>
+struct QuantisedState {
+  static constexpr int kTiles = kRowTiles<kRows>;
+  QuantisedSums<kDim, kRows> sums;  // its m is not used before the end
+  float top[kTiles][2];             // a row that has met no key: the lowest float, from which any score grows
+  float reference = 0, inverse = 0;
+
+  __device__ QuantisedState() {
+    for (int n = 0; n < kTiles; ++n) top[n][0] = top[n][1] = -FLT_MAX;
+  }
+  // `highest`: of the new scores of each row, `largest`: of the scales of values with weight; both of this
+  // lane's keys.
+  __device__ __forceinline__ void raise(const float (&highest)[kTiles][2], float largest) {
+    const float scale = __uint_as_float(__reduce_max_sync(0xffffffffU, __float_as_uint(largest)));
+    const float next = fmaxf(reference, __uint_as_float(__float_as_uint(scale) & 0x7f800000U));
+    inverse = next > 0 ? __uint_as_float(0x7f000000U - __float_as_uint(next)) : 0.0F;
+    const float shrink = reference * inverse;
+    reference = next;
+    float factor[kTiles][2];
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) s[n][e] += dots[n][e] * (e < 2 ? scale_low : scale_high);
+      for (int e = 0; e < 2; ++e) {
+        const float m = fmaxf(column_max(highest[n][e]), top[n][e]);
+        factor[n][e] = exp2_approx(top[n][e] - m);
+        top[n][e] = m;
+        sums.l[n][e] *= factor[n][e];
+        factor[n][e] *= shrink;
+      }
+    }
+    sums.scale(factor);
+  }
+  __device__ __forceinline__ void finish() {
+    float factor[kTiles][2];
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        factor[n][e] = reference;
+        sums.m[n][e] = top[n][e] == -FLT_MAX ? -INFINITY : top[n][e] * (1 / kLog2e);
+      }
+    }
+    sums.scale(factor);
+  }
+};
+
+// Products become logits in base 2, masked and transformed; scales of values that no row of this lane sees
+// become 0.
+template <int kRows, int kTiles, int kGroups, int kBlocks>
+__device__ __forceinline__ void transform_step(const Params& p, const DecodeTeam<kRows>& team,
+                                               const SplitSteps& split, int32_t base, int32_t at,
+                                               const float (&unit)[kTiles][2], float (&s)[kGroups][kTiles][4],
+                                               float (&scales)[kGroups][2][kBlocks]) {
+  const bool transformed = is_transformed(p);
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int32_t key = at + 16 * i + 8 * h + lane_index() / 4;
+      const bool exists = key >= split.begin && key < split.end;
+      bool counts = false;
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const RowScore& r = team.rows[row_of(n, e)];
+          const bool visible = exists && r.span.contains(base + key);
+          float x = s[i][n][2 * h + e] * unit[n][e];
+          if (transformed) x = transform(p, r, x * (1 / kLog2e), base + key, visible) * kLog2e;
+          s[i][n][2 * h + e] = visible ? x : -INFINITY;
+          counts = counts || (visible && x > -INFINITY);
+        }
+      }
+#pragma unroll
+      for (float& scale : scales[i][h]) scale = counts ? scale : 0.0F;
+    }
+  }
+}
+
+// Logits, in units of `unit`, become weights.
+template <int kDim, int kRows, int kTiles, int kGroups, int kBlocks>
+__device__ __forceinline__ void weigh(float (&s)[kGroups][kTiles][4], const float (&unit)[kTiles][2],
+                                      const float (&scales)[kGroups][2][kBlocks],
+                                      QuantisedState<kDim, kRows>& state) {
+  float highest[kTiles][2], largest = 0;
+  bool grows = false;
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (float scale : scales[i][h]) largest = fmaxf(largest, scale);
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      highest[n][e] = fmaxf(s[0][n][e], s[0][n][e + 2]);
+#pragma unroll
+      for (int i = 1; i < kGroups; ++i)
+        highest[n][e] = fmaxf(highest[n][e], fmaxf(s[i][n][e], s[i][n][e + 2]));
+      highest[n][e] *= unit[n][e];
+      grows = grows || highest[n][e] - kLag > state.top[n][e];
+    }
+  }
+  if (__any_sync(0xffffffffU, grows || largest > state.reference * kScaleLag)) state.raise(highest, largest);
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        s[i][n][e] = exp2_approx(fmaf(s[i][n][e], unit[n][e & 1], -state.top[n][e & 1]));
+        state.sums.l[n][e & 1] += s[i][n][e];
+      }
     }
   }
 }
 
 // ---- weighted sums
 
-// Weights of 16 keys times the values' scales over `reference`, as operands. Keys without weight may have any
-// scale: they count as 0.
+// Weights of 8 keys times the values' scales as second operands: beside a zero, for the even columns of pairs
+// and for the odd ones.
 template <int kTiles>
-__device__ __forceinline__ void scaled_weights(uint32_t (&w)[kTiles][2], const float (&p)[kTiles][4],
-                                               float scale_low, float scale_high) {
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n) {
-    float x[4];
-#pragma unroll
-    for (int e = 0; e < 4; ++e) x[e] = p[n][e] > 0 ? p[n][e] * (e < 2 ? scale_low : scale_high) : 0.0F;
-    w[n][0] = transpose_matrix(pack(x[0], x[1], __half{}));
-    w[n][1] = transpose_matrix(pack(x[2], x[3], __half{}));
-  }
-}
+struct PairWeights {
+  uint32_t of[kTiles][2][2];
 
-// o += values^T weights for 16 keys. Lane g's columns of a block are its words of the codes in order.
-template <int kDim, int kTiles>
-__device__ __forceinline__ void group_sum_tbq4(float (&o)[kDim / 16][kTiles][4],
-                                               const float (&weights)[kTiles][4], uint32_t values,
-                                               uint32_t scales, float inverse_reference, uint32_t table) {
-  constexpr int kBlock = QuantisedDecode<kDim>::kTbq4Block, kBlocks = kDim / kBlock, kRow = kDim / 2;
-  constexpr int kWords = kBlock / 64;  // of a lane, of one block of one key
-  const int g = (static_cast<int>(threadIdx.x) & 31) / 4, t = static_cast<int>(threadIdx.x) & 3;
+  __device__ __forceinline__ PairWeights(const float (&p)[kTiles][4], int h, float scale) {
 #pragma unroll
-  for (int block = 0; block < kBlocks; ++block) {
-    uint32_t w[kTiles][2];
-    scaled_weights<kTiles>(w, weights, read_scale(scales + 2 * (g * kBlocks + block)) * inverse_reference,
-                           read_scale(scales + 2 * ((g + 8) * kBlocks + block)) * inverse_reference);
-    // Codes of keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9, at positions t, t + 4, t + 8, t + 12: one swizzle for
-    // all.
-    const int byte = block * kBlock / 2 + g * kBlock / 16;
-    const int at = 16 * value_chunk(kRow, t, byte / 16) + byte % 16;
-    uint32_t codes[4][kWords];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) read_words(codes[i], values + (t + 4 * i) * kRow + at);
-#pragma unroll
-    for (int c = 0; c < kBlock / 16; ++c) {
-      uint32_t pairs[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) pairs[i] = look_up(table, codes[i][c / 4], c % 4);
-      const uint32_t a[4] = {__byte_perm(pairs[0], pairs[1], 0x5410), __byte_perm(pairs[0], pairs[1], 0x7632),
-                             __byte_perm(pairs[2], pairs[3], 0x5410),
-                             __byte_perm(pairs[2], pairs[3], 0x7632)};
-#pragma unroll
-      for (int n = 0; n < kTiles; ++n) mma(o[block * (kBlock / 16) + c][n], a, w[n][0], w[n][1], __half{});
+    for (int n = 0; n < kTiles; ++n) {
+      const uint32_t x = transpose_matrix(pack(p[n][2 * h] * scale, p[n][2 * h + 1] * scale, __half{}));
+      of[n][0][0] = x & 0xffffU;
+      of[n][0][1] = x >> 16;
+      of[n][1][0] = x << 16;
+      of[n][1][1] = x & 0xffff0000U;
     }
   }
-}
+};
 
-template <int kDim, int kTiles>
-__device__ __forceinline__ void group_sum_q8(float (&o)[kDim / 16][kTiles][4],
-                                             const float (&weights)[kTiles][4], uint32_t values,
-                                             uint32_t scales, float inverse_reference) {
-  const int g = (static_cast<int>(threadIdx.x) & 31) / 4, t = static_cast<int>(threadIdx.x) & 3;
-#pragma unroll
-  for (int block = 0; block < kDim / 32; ++block) {
-    uint32_t w[kTiles][2];
-    scaled_weights<kTiles>(w, weights, read_scale(scales + 2 * (g * (kDim / 32) + block)) * inverse_reference,
-                           read_scale(scales + 2 * ((g + 8) * (kDim / 32) + block)) * inverse_reference);
-    const int at = 16 * value_chunk(kDim, t, 2 * block + g / 4) + g % 4 * 4;
-    uint32_t codes[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) codes[i] = read_word(values + (t + 4 * i) * kDim + at) ^ 0x80808080U;
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const uint32_t first = __byte_perm(codes[0], codes[1], c == 0 ? 0x5140 : 0x7362);
-      const uint32_t second = __byte_perm(codes[2], codes[3], c == 0 ? 0x5140 : 0x7362);
-      const uint32_t a[4] = {widen_bytes(first, 0x4140), widen_bytes(first, 0x4342),
-                             widen_bytes(second, 0x4140), widen_bytes(second, 0x4342)};
-#pragma unroll
-      for (int n = 0; n < kTiles; ++n) mma(o[2 * block + c][n], a, w[n][0], w[n][1], __half{});
-    }
-  }
-}
-
-// The stored column behind tile c, lane group g and half of the accumulators.
-template <int kDim>
-__device__ __forceinline__ int value_column(bool q8, int c, int g, int half) {
-  if (q8) return c / 2 * 32 + 4 * g + 2 * (c % 2) + half;
-  constexpr int kBlock = QuantisedDecode<kDim>::kTbq4Block;
-  return c / (kBlock / 16) * kBlock + g * (kBlock / 8) + c % (kBlock / 16) * 2 + half;
-}
-
-// Weights are taken times scale / reference, where reference is the largest scale of values met so far: they
-// stay within 1. `largest`: of this lane's keys that have weight.
-template <int kDim, int kTiles>
-__device__ __forceinline__ void raise_reference(float largest, float& reference,
-                                                WarpState<kDim, kTiles>& state) {
-  if (!__any_sync(0xffffffffU, largest > reference)) return;  // after a few steps: always
-  const float top = __uint_as_float(__reduce_max_sync(0xffffffffU, __float_as_uint(largest)));
-  float factor[kTiles][2];
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n) factor[n][0] = factor[n][1] = reference / top;
-  state.scale(factor);
-  reference = top;
-}
-
-// The largest scale of keys g and g + 8 of a group, where they have weight.
-template <int kPerRow, int kTiles>
-__device__ __forceinline__ float largest_scale(const float (&weights)[kTiles][4], uint32_t scales) {
-  const int g = (static_cast<int>(threadIdx.x) & 31) / 4;
-  float largest = 0;
+// o += values^T weights for 16 keys.
+template <typename Codes, int kOutputs, int kTiles, typename Lane>
+__device__ __forceinline__ void group_sum(float (&o)[kOutputs][kTiles][4], const float (&weights)[kTiles][4],
+                                          const float (&scales)[2][Codes::kBlocks], float inverse,
+                                          uint32_t codes, const Lane& lane) {
+  constexpr int kPairs = Codes::kPairs, kPairTiles = Codes::kBlock / 32;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    bool counts = false;
+    const uint32_t rows = codes + 8 * h * Codes::kRow;
+    const RowPart<Codes, 8> values[2] = {{rows, lane.value[0]}, {rows, lane.value[1]}};
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) counts = counts || weights[n][2 * h] > 0 || weights[n][2 * h + 1] > 0;
+    for (int block = 0; block < Codes::kBlocks; ++block) {
+      const PairWeights<kTiles> w(weights, h, scales[h][block] * inverse);
+      const auto& first = values[0].words[block];
+      const auto& second = values[1].words[block];
 #pragma unroll
-    for (int k = 0; k < kPerRow; ++k) {
-      const float scale = read_scale(scales + 2 * ((g + 8 * h) * kPerRow + k));
-      largest = counts ? fmaxf(largest, scale) : largest;
+      for (int c = 0; c < kPairTiles; ++c) {
+        const int word = 2 * c / kPairs, i = 2 * c % kPairs;
+        const uint32_t a[4] = {
+            Codes::pair(first[word], i, lane.column), Codes::pair(first[word], i + 1, lane.column),
+            Codes::pair(second[word], i, lane.column), Codes::pair(second[word], i + 1, lane.column)};
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+          for (int odd = 0; odd < 2; ++odd) {
+            const int tile = (block * kPairTiles + c) * 2 + odd;
+            mma(o[tile][n], a, w.of[n][odd][0], w.of[n][odd][1], __half{});
+          }
+        }
+      }
     }
   }
-  return largest;
 }
 
-template <int kDim, int kTiles>
-__global__ void __launch_bounds__(32 * quantised_warps(kDim, kTiles), 1)
-    decode_quantised_kernel(const __grid_constant__ Params p, const StageLayout layout) {
-  using D = QuantisedDecode<kDim>;
-  extern __shared__ __align__(128) unsigned char shared[];
-  start_dependents();
-  wait_for_predecessor();
-  const DecodeBlock b = find_decode_block(p, 8 * kTiles, blockIdx.x);
-  if (b.keys.empty()) {
-    store_empty(p, b);
-    return;
-  }
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) & 31;
-  const int warps = static_cast<int>(blockDim.x) / 32;
-  const bool key_q8 = p.key.format == Format::q8, value_q8 = p.value.format == Format::q8;
-  const uint32_t table = shared_address(shared) + 4 * lane;
-  if (!key_q8 || !value_q8) {
-    for (int i = static_cast<int>(threadIdx.x); i < 256 * 32; i += static_cast<int>(blockDim.x)) {
-      reinterpret_cast<uint32_t*>(shared)[i] =
-          pack(kDeviceCentroids[(i / 32) & 15], kDeviceCentroids[i / 32 >> 4], __half{});
-    }
-  }
-  unsigned char* behind_table = shared + (key_q8 && value_q8 ? 0 : kTableBytes);
-  uint32_t q[kDim / 16][kTiles][2];
-  float peak[kTiles][2];
-  load_rotated_query<kDim, kTiles>(p, b, reinterpret_cast<float*>(behind_table), q, peak);
+// ---- the kernel
 
-  const uint32_t ring = shared_address(behind_table) + warp * layout.stages * layout.bytes;
-  const int64_t stride = static_cast<int64_t>(warps) * D::kStep;
-  int64_t copied = b.start + warp * D::kStep;
-  const auto copy_next = [&](int slot) {
-    for (int i = 0; i < D::kGroups; ++i) {
-      if (copied + 16 * i < b.keys.end)
-        copy_group<kDim>(p, b, layout, ring + slot * layout.bytes, copied + 16 * i, i);
+// The ring of one warp: copies run stages - 1 steps ahead, across splits and units.
+template <typename Keys, typename Values, int kGroups, int kRows>
+struct StepRing {
+  using Layout = StepLayout<Keys, Values, kGroups>;
+  StepCursor<Layout::kKeys, kQuantisedAhead, kRows> cursor;
+  CodeCopies<Keys> key_copies;
+  CodeCopies<Values> value_copies;
+  ScaleCopies<Keys, Values, kGroups> scale_copies;
+  const int stages;
+  const uint32_t ring;
+  int slot = 0;  // of the step to use next
+
+  __device__ __forceinline__ StepRing(const Params& p, const DecodeGrid& grid, uint32_t memory)
+      : key_copies(p.key),
+        value_copies(p.value),
+        scale_copies(p),
+        stages(grid.stages),
+        ring(kept(memory + (threadIdx.y * team_warps() + team_warp()) * grid.stages * Layout::kBytes)) {}
+  __device__ __forceinline__ void start(const Params& p, const DecodeGrid& grid,
+                                        const DecodeTeam<kRows>& team) {
+    cursor.start(p, team);
+    enter(p, team);
+    for (int i = 0; i < stages - 1; ++i) copy(p, grid, team, i);
+  }
+  __device__ __forceinline__ void enter(const Params& p, const DecodeTeam<kRows>& team) {
+    const DecodeUnit& u = team.units[cursor.slot];
+    key_copies.enter(p, p.key, u);
+    value_copies.enter(p, p.value, u);
+    scale_copies.enter(p, u);
+  }
+  // Starts the copies of a step and moves to the next.
+  __device__ __forceinline__ void copy(const Params& p, const DecodeGrid& grid, const DecodeTeam<kRows>& team,
+                                       int to) {
+    const int count = cursor.end - cursor.at;
+    if (count >= Layout::kKeys) {
+      copy_step<true>(ring + to * Layout::kBytes, count);
+    } else if (count > 0) {
+      copy_step<false>(ring + to * Layout::kBytes, count);
     }
     copy_async_commit();
-    copied += stride;
-  };
-  const int ahead = layout.stages - 1;  // 1 to 3
-  for (int i = 0; i < ahead; ++i) copy_next(i);
-
-  RowScore rows[kTiles][2];
-  find_rows<kTiles>(p, b, rows);
-  WarpState<kDim, kTiles> state;
-  float reference = 0;
-  int slot = 0;
-  for (int64_t key0 = b.start + warp * D::kStep; key0 < b.keys.end; key0 += stride) {
-    if (ahead == 1) {
+    if (cursor.move(p, grid, team)) enter(p, team);
+  }
+  template <bool kWhole>
+  __device__ __forceinline__ void copy_step(uint32_t stage, int count) const {
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      key_copies.template copy<kWhole>(stage + 16 * i * Keys::kRow, cursor.page[i], cursor.token[i],
+                                       count - 16 * i);
+      value_copies.template copy<kWhole>(stage + Layout::kValues + 16 * i * Values::kRow, cursor.page[i],
+                                         cursor.token[i], count - 16 * i);
+    }
+    scale_copies.copy(stage + Layout::kKeyScales, cursor.page, cursor.token, count);
+  }
+  __device__ __forceinline__ int free_slot() const { return slot == 0 ? stages - 1 : slot - 1; }
+  // The next step, which is there, while the copies of another one start in the slot used before.
+  __device__ __forceinline__ uint32_t next(const Params& p, const DecodeGrid& grid,
+                                           const DecodeTeam<kRows>& team) {
+    if (stages == 2) {
       copy_async_wait<0>();
-    } else if (ahead == 2) {
-      copy_async_wait<1>();
     } else {
-      copy_async_wait<2>();
+      copy_async_wait<1>();
     }
-    __syncwarp();  // this step is here, and nobody reads the slot before it any more
-    copy_next(slot == 0 ? ahead : slot - 1);
-    const uint32_t stage = ring + slot * layout.bytes;
-    slot = slot == ahead ? 0 : slot + 1;
-    float s[D::kGroups][kTiles][4] = {};
+    __syncwarp();  // nobody reads the free slot any more
+    copy(p, grid, team, free_slot());
+    const uint32_t stage = ring + slot * Layout::kBytes;
+    slot = slot + 1 == stages ? 0 : slot + 1;
+    return stage;
+  }
+};
+
+// Scores of a step, and the scales of its values.
+template <typename Keys, typename Values, int kDim, int kGroups, int kTiles>
+__device__ __forceinline__ void step_scores(uint32_t stage, const LaneOffsets<Keys, Values>& lane,
+                                            const uint32_t (&q)[kDim / 16][kTiles][2],
+                                            float (&s)[kGroups][kTiles][4],
+                                            float (&scales)[kGroups][2][Values::kBlocks]) {
+  using Layout = StepLayout<Keys, Values, kGroups>;
 #pragma unroll
-    for (int i = 0; i < D::kGroups; ++i) {
-      const uint32_t keys = stage + 16 * i * layout.key_row;
-      const uint32_t scales = stage + layout.scales_of_keys + 32 * i * layout.key_scales;
-      if (key_q8) {
-        group_scores_q8<kDim, kTiles>(s[i], q, keys, scales);
-      } else {
-        group_scores_tbq4<kDim, kTiles>(s[i], q, keys, scales, table);
-      }
+  for (int i = 0; i < kGroups; ++i) {
+    group_scores<Keys, kDim, kTiles>(s[i], q, stage + 16 * i * Keys::kRow, lane.key,
+                                     stage + Layout::kKeyScales + (16 * i * 2 + lane.scale) * Keys::kBlocks,
+                                     lane.column);
 #pragma unroll
-      for (int n = 0; n < kTiles; ++n) {
+    for (int h = 0; h < 2; ++h) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) s[i][n][e] *= peak[n][e & 1];
-      }
-    }
-    score_step<D::kGroups, kTiles>(p, b, rows, s, key0);
-    weigh_step<D::kGroups, kDim, kTiles>(s, state);
-    float largest = 0;
-#pragma unroll
-    for (int i = 0; i < D::kGroups; ++i) {
-      const uint32_t scales = stage + layout.scales_of_values + 32 * i * layout.value_scales;
-      largest = fmaxf(largest, value_q8 ? largest_scale<kDim / 32, kTiles>(s[i], scales)
-                                        : largest_scale<kDim / D::kTbq4Block, kTiles>(s[i], scales));
-    }
-    raise_reference<kDim, kTiles>(largest, reference, state);
-    const float inverse = reference > 0 ? 1.0F / reference : 0.0F;
-#pragma unroll
-    for (int i = 0; i < D::kGroups; ++i) {
-      const uint32_t values = stage + layout.values + 16 * i * layout.value_row;
-      const uint32_t scales = stage + layout.scales_of_values + 32 * i * layout.value_scales;
-      if (value_q8) {
-        group_sum_q8<kDim, kTiles>(state.o, s[i], values, scales, inverse);
-      } else {
-        group_sum_tbq4<kDim, kTiles>(state.o, s[i], values, scales, inverse, table);
-      }
+      for (int block = 0; block < Values::kBlocks; ++block)
+        scales[i][h][block] = read_scale(stage + Layout::kValueScales + 2 * block +
+                                         ((16 * i + 8 * h) * 2 + lane.scale) * Values::kBlocks);
     }
   }
-  copy_async_wait<0>();
-  float factor[kTiles][2];
-  for (int n = 0; n < kTiles; ++n) factor[n][0] = factor[n][1] = reference;
-  state.scale(factor);
-  store_split<kDim, kTiles>(
-      p, b, state, reinterpret_cast<float*>(behind_table),
-      [&](int tile, int g, int half) { return value_column<kDim>(value_q8, tile, g, half); });
+}
+
+template <typename Keys, typename Values, int kGroups, int kDim, int kRows>
+struct QuantisedKernel {
+  using Layout = StepLayout<Keys, Values, kGroups>;
+  static constexpr int kTiles = kRowTiles<kRows>, kAhead = kQuantisedAhead;
+  const Params& p;
+  const DecodeGrid& grid;
+  DecodeTeam<kRows>& team;
+  __half* staging;
+  unsigned char* rings;
+  StepRing<Keys, Values, kGroups, kRows> ring;
+  const LaneOffsets<Keys, Values> lane;
+  QueryRow<kDim> query;
+  uint32_t q[kDim / 16][kTiles][2];
+
+  // The steps of a warp in one split.
+  __device__ __forceinline__ QuantisedSums<kDim, kRows> walk(const DecodeUnit& u, const SplitSteps& split) {
+    QuantisedState<kDim, kRows> state;
+    const int32_t base = u.base;
+    // Steps between these are seen whole by every row.
+    const int32_t inside = max(u.core_begin, split.begin);
+    const int32_t inside_end = is_transformed(p) ? 0 : min(u.core_end, split.end);
+    float unit[kTiles][2];
+    for (int n = 0; n < kTiles; ++n) {
+      for (int e = 0; e < 2; ++e) unit[n][e] = team.peaks[row_of(n, e)] * fabsf(p.softmax_scale) * kLog2e;
+    }
+    int32_t at = split.start + team_warp() * Layout::kKeys;
+    for (int32_t i = 0; i < split.count; ++i, at += ring.cursor.stride()) {
+      const uint32_t stage = ring.next(p, grid, team);
+      if (at >= split.end) continue;
+      float s[kGroups][kTiles][4] = {};
+      float scales[kGroups][2][Values::kBlocks];
+      step_scores<Keys, Values, kDim>(stage, lane, q, s, scales);
+      if (at >= inside && at + Layout::kKeys <= inside_end) {
+        weigh(s, unit, scales, state);
+      } else {
+        float one[kTiles][2];
+        for (auto& pair : one) pair[0] = pair[1] = 1.0F;
+        transform_step(p, team, split, base, at, unit, s, scales);
+        weigh(s, one, scales, state);
+      }
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g)
+        group_sum<Values>(state.sums.o, s[g], scales[g], state.inverse,
+                          stage + Layout::kValues + 16 * g * Values::kRow, lane);
+    }
+    state.finish();
+    return state.sums;
+  }
+  // Queries are read while the last split is stored, rotated before a barrier, and in registers behind it.
+  __device__ __forceinline__ void ask(const DecodeUnit& u) { query.load(p, u, team_warp()); }
+  __device__ __forceinline__ void stage(const DecodeUnit& u) {
+    stage_queries<Keys>(p, u, query, staging, team.peaks);
+  }
+  __device__ __forceinline__ void receive() { read_queries<Keys, kDim, kTiles>(staging, q); }
+
+  __device__ __forceinline__ float* free_place() const {
+    return reinterpret_cast<float*>(
+        rings + (threadIdx.y * team_warps() + team_warp()) * ring.stages * Layout::kBytes +
+        ring.free_slot() * Layout::kBytes);
+  }
+  __device__ __forceinline__ int place_stride() const {
+    return ring.stages * Layout::kBytes / static_cast<int>(sizeof(float));
+  }
+  // The row and the column behind element e of a lane's output tile.
+  __device__ __forceinline__ static OutputPlace output_place(int tile, int e) {
+    return {row_of(0, e), value_column<Values>(tile / 2, e / 2, tile % 2)};
+  }
+};
+
+// What a team has in shared memory beside its rings; the teams lie in front of the table.
+template <int kDim, int kRows>
+struct QuantisedTeam {
+  DecodeTeam<kRows> common;
+  alignas(16) __half queries[kRows * kQueryStride<kDim>];
+};
+
+template <typename Keys, typename Values, int kDim, int kRows>
+__global__ void __launch_bounds__(32 * kTeamWarps *
+                                      quantised_shape(kDim, kRows, is_q8<Keys>, is_q8<Values>).teams,
+                                  1)
+    decode_quantised_kernel(const __grid_constant__ Params p, const __grid_constant__ DecodeGrid grid) {
+  constexpr QuantisedShape kShape = quantised_shape(kDim, kRows, is_q8<Keys>, is_q8<Values>);
+  using Kernel = QuantisedKernel<Keys, Values, kShape.groups, kDim, kRows>;
+  static_assert(Kernel::Layout::kBytes ==
+                quantised_step_bytes(kDim, is_q8<Keys>, is_q8<Values>, kShape.groups));
+  static_assert(1024 + kShape.teams * sizeof(QuantisedTeam<kDim, kRows>) <= quantised_table(kDim, kRows));
+  constexpr bool kHasTable = !is_q8<Keys> || !is_q8<Values>;
+  extern __shared__ __align__(128) unsigned char memory[];
+  auto& own = reinterpret_cast<QuantisedTeam<kDim, kRows>*>(memory)[threadIdx.y];
+  DecodeTeam<kRows>& team = own.common;
+  if (shared_address(memory) != 1024) __trap();  // the table's address is a constant
+  unsigned char* table = memory + (quantised_table(kDim, kRows) - shared_address(memory));
+  unsigned char* rings = table + (kHasTable ? kTableBytes : 0);
+  wait_for_predecessor();
+  const bool works = team_index() < grid.units;
+  if (works) {
+    find_first_unit(p, grid, team);
+    team_sync();
+  }
+  Kernel kernel{p, grid, team, own.queries, rings, {p, grid, shared_address(rings)}, {}, {}, {}};
+  // The first steps travel while the table and the queries are made.
+  if (works) {
+    kernel.ask(team.units[0]);
+    kernel.ring.start(p, grid, team);
+  }
+  if (kHasTable) fill_table(table);
+  if (works) {
+    prepare_unit(p, grid, team, 0, team_index());
+    kernel.stage(team.units[0]);
+  }
+  __syncthreads();
+  if (!works) return;
+  kernel.receive();
+  decode_units<kDim, is_q8<Values> ? 0 : Values::kBlock>(p, grid, team, kernel);
 }
 
 }  // namespace attnspan::cuda

@@ -9,6 +9,7 @@
 namespace attnspan::cuda {
 namespace {
 
+constexpr int32_t kPortableSplitKeys = 256;
 constexpr int kDecodeRows = 16;  // up to this many query rows the keys are split across the chip
 
 // f16 products where f32 or bf16 values would not fit its range go through f32.
@@ -33,17 +34,19 @@ int64_t longest_span(const Params& p) {
 void plan_splits_of(ForwardPlan& plan, const DeviceLimits& device) {
   Params& p = plan.params;
   if (p.cu_seqlens_q != nullptr || p.seqlen_q > kDecodeRows || p.seqlen_q == 0) return;
-  plan.decode = plan_decode_kernel(p, device.shared_bytes, device.multiprocessors, device.major);
+  plan.decode = plan_decode_kernel(p, device);
   plan.overlap = device.major >= 9;
   const int64_t tile = plan.decode.ok ? plan.decode.tile_rows : plan.mma.warps * 16;
   const int64_t row_tiles = (static_cast<int64_t>(p.seqlen_q) * p.group + tile - 1) / tile;
   const int64_t blocks = row_tiles * p.kv_heads * (plan.decode.ok ? 1 : plan.mma.chunks);
-  const int64_t resident = plan.decode.ok ? 1 : 4;
+  const int64_t resident = plan.decode.ok ? plan.decode.teams : 4;
+  p.min_split_keys = plan.decode.ok ? plan.decode.min_split_keys : kPortableSplitKeys;
   p.split_target = static_cast<int32_t>(std::max<int64_t>(1, device.multiprocessors * resident / blocks));
   const int64_t splits =
-      std::min<int64_t>(p.split_target, (longest_span(p) + kMinSplitKeys - 1) / kMinSplitKeys);
+      std::min<int64_t>(p.split_target, (longest_span(p) + p.min_split_keys - 1) / p.min_split_keys);
   p.max_splits = static_cast<int32_t>(std::max<int64_t>(1, splits));
   if (p.max_splits == 1 && !plan.decode.ok) return;
+  if (plan.decode.ok) plan_decode_grid(plan.decode, p, device);
   const size_t rows = static_cast<size_t>(p.max_splits) * p.heads * p.seqlen_q * static_cast<size_t>(p.batch);
   plan.partial_out_bytes = rows * p.head_dim_v * sizeof(float);
   plan.partial_lse_bytes = rows * sizeof(float);

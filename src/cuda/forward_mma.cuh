@@ -53,7 +53,7 @@ __device__ inline MmaBlock find_block(const Params& p, const MmaShape& shape, in
   b.core = b.s.rule.core(first, last + 1);
   if (p.max_splits > 1) {
     const KeySpan whole = b.s.rule.hull(0, b.s.seqlen_q);
-    const SplitPlan plan = plan_splits(whole.size(), p.split_target);
+    const SplitPlan plan = plan_splits(whole.size(), p.split_target, p.min_split_keys);
     const KeySpan mine = b.split < plan.splits ? plan.keys(whole, b.split) : KeySpan{};
     b.keys = intersect(b.keys, mine);
     b.core = intersect(b.core, mine);

@@ -9,11 +9,13 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;
 
-// One block a (row, head). Warp w sums splits w, w + 4, ... in order and the four sums are added in order:
-// the same bits every time. A lane holds columns lane + 32 i.
-template <int kColumns>
+constexpr int kColumns = 4;            // of a lane
+constexpr int kChunk = kColumns * 32;  // columns of a block
+
+// One block a (row, head) and 128 columns. Warp w sums splits w, w + 4, ... in order and the four sums are
+// added in order: the same bits every time. A lane holds columns lane + 32 i.
 __global__ void __launch_bounds__(kThreads) merge_splits_kernel(const __grid_constant__ Params p) {
-  __shared__ float sums[kWarps][kColumns * 32];
+  __shared__ float sums[kWarps][kChunk];
   __shared__ float weights[kWarps];
   start_dependents();
   wait_for_predecessor();
@@ -26,6 +28,9 @@ __global__ void __launch_bounds__(kThreads) merge_splits_kernel(const __grid_con
   const int64_t first = static_cast<int64_t>(head) * total + at;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) & 31;
 
+  const int column0 = static_cast<int>(blockIdx.y) * kChunk;
+  const int columns = p.head_dim_v - column0 < kChunk ? p.head_dim_v - column0 : kChunk;
+
   // The first splits' outputs travel while the maximum is found. A split without keys wrote none: what is
   // read there is not used.
   constexpr int kAhead = 4;
@@ -33,11 +38,11 @@ __global__ void __launch_bounds__(kThreads) merge_splits_kernel(const __grid_con
 #pragma unroll
   for (int a = 0; a < kAhead; ++a) {
     const int s = warp + a * kWarps;
-    const float* part = p.partial_out + (first + s * split_stride) * p.head_dim_v;
+    const float* part = p.partial_out + (first + s * split_stride) * p.head_dim_v + column0;
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       const int c = lane + 32 * i;
-      parts[a][i] = s < p.max_splits && c < p.head_dim_v ? part[c] : 0.0F;
+      parts[a][i] = s < p.max_splits && c < columns ? part[c] : 0.0F;
     }
   }
   const float sink = p.sinks != nullptr ? p.sinks[head] : -INFINITY;
@@ -61,12 +66,12 @@ __global__ void __launch_bounds__(kThreads) merge_splits_kernel(const __grid_con
 #pragma unroll 4
   for (int s = warp + kAhead * kWarps; s < p.max_splits; s += kWarps) {
     const float weight = weight_of(s);
-    const float* part = p.partial_out + (first + s * split_stride) * p.head_dim_v;
+    const float* part = p.partial_out + (first + s * split_stride) * p.head_dim_v + column0;
     sum += weight;
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       const int c = lane + 32 * i;
-      if (weight > 0 && c < p.head_dim_v) o[i] += weight * part[c];
+      if (weight > 0 && c < columns) o[i] += weight * part[c];
     }
   }
   if (lane == 0) weights[warp] = sum;
@@ -76,15 +81,15 @@ __global__ void __launch_bounds__(kThreads) merge_splits_kernel(const __grid_con
   sum = sink == -INFINITY ? 0.0F : exp2_approx((sink - top) * 1.4426950408889634F);
   for (int w = 0; w < kWarps; ++w) sum += weights[w];
   const float factor = sum > 0 ? 1.0F / sum : 0.0F;
-  const int64_t to = p.out.index(batch, head, row);
+  const int64_t to = p.out.index(batch, head, row) + column0;
   int replaced = 0;
-  for (int c = static_cast<int>(threadIdx.x); c < p.head_dim_v; c += kThreads) {
+  for (int c = static_cast<int>(threadIdx.x); c < columns; c += kThreads) {
     float value = 0;
     for (int w = 0; w < kWarps; ++w) value += sums[w][c];
     replaced += store_guarded(p.out.data, to + c, p.dtype, value * factor, p.nan_guard);
   }
   if (replaced > 0) atomicAdd(p.replaced, static_cast<unsigned long long>(replaced));
-  if (threadIdx.x == 0 && p.lse.data != nullptr) {
+  if (threadIdx.x == 0 && column0 == 0 && p.lse.data != nullptr) {
     static_cast<float*>(p.lse.data)[p.lse.index(batch, head, row)] = sum > 0 ? top + logf(sum) : -INFINITY;
   }
 }
@@ -126,14 +131,13 @@ cudaError_t launch_merge_splits(const Params& p, bool overlap, cudaStream_t stre
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(rows * p.heads));
+  config.gridDim = dim3(static_cast<unsigned>(rows * p.heads),
+                        static_cast<unsigned>((p.head_dim_v + kChunk - 1) / kChunk));
   config.blockDim = dim3(kThreads);
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = overlap ? 1 : 0;
-  if (p.head_dim_v <= 128) return cudaLaunchKernelEx(&config, merge_splits_kernel<4>, p);
-  if (p.head_dim_v <= 256) return cudaLaunchKernelEx(&config, merge_splits_kernel<8>, p);
-  return cudaLaunchKernelEx(&config, merge_splits_kernel<18>, p);
+  return cudaLaunchKernelEx(&config, merge_splits_kernel, p);
 }
 
 cudaError_t launch_merge_states(const MergeParams& p, cudaStream_t stream) {

@@ -81,6 +81,7 @@ struct Params {
   // Decode: the keys of a sequence are dealt to max_splits partial states (split.hpp).
   int32_t max_splits = 1;
   int32_t split_target = 1;      // splits that fill this device for one sequence
+  int32_t min_split_keys = 256;  // fewer are not worth a split
   float* partial_out = nullptr;  // [splits][batch][heads][seqlen_q][head_dim_v]
   float* partial_lse = nullptr;  // [splits][batch][heads][seqlen_q]
 

@@ -16,27 +16,59 @@ __device__ __forceinline__ float signed_value(float x, int block, int i) {
   return ((bits >> (i % 64)) & 1U) != 0 ? -x : x;
 }
 
-// In place. values: `block` floats in shared memory of which this warp is the only user.
-__device__ inline void rotate_block(float* values, int block, bool inverse) {
+// A lane holds values lane + 32 i: butterflies of strides below 32 cross lanes, the others stay in one.
+template <int kBlock>
+__device__ __forceinline__ void rotate_values(float* x, bool inverse) {
+  constexpr int kValues = kBlock / 32;
   const int lane = static_cast<int>(threadIdx.x) & 31;
-  if (!inverse) {
-    for (int i = lane; i < block; i += 32) values[i] = signed_value(values[i], block, i);
-    __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) {
+    if (!inverse) x[i] = signed_value(x[i], kBlock, lane + 32 * i);
   }
-  for (int h = 1; h < block; h *= 2) {
-    for (int pair = lane; pair < block / 2; pair += 32) {
-      const int j = pair / h * 2 * h + pair % h;
-      const float a = values[j], b = values[j + h];
-      values[j] = __fadd_rn(a, b);
-      values[j + h] = __fsub_rn(a, b);
+#pragma unroll
+  for (int h = 1; h < 32; h *= 2) {
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      const float other = __shfl_xor_sync(0xffffffffU, x[i], h);
+      x[i] = (lane & h) == 0 ? __fadd_rn(x[i], other) : __fsub_rn(other, x[i]);
     }
-    __syncwarp();
   }
-  for (int i = lane; i < block; i += 32) {
-    const float y = __fmul_rn(values[i], block == 128 ? tbq4::inverse_sqrt(128) : tbq4::inverse_sqrt(64));
-    values[i] = inverse ? signed_value(y, block, i) : y;
+#pragma unroll
+  for (int h = 1; h < kValues; h *= 2) {
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      if ((i & h) != 0) continue;
+      const float a = x[i], b = x[i + h];
+      x[i] = __fadd_rn(a, b);
+      x[i + h] = __fsub_rn(a, b);
+    }
   }
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) {
+    const float y = __fmul_rn(x[i], tbq4::inverse_sqrt(kBlock));
+    x[i] = inverse ? signed_value(y, kBlock, lane + 32 * i) : y;
+  }
+}
+
+template <int kBlock>
+__device__ __forceinline__ void rotate_block(float* values, bool inverse) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  float x[kBlock / 32];
+#pragma unroll
+  for (int i = 0; i < kBlock / 32; ++i) x[i] = values[lane + 32 * i];
+  rotate_values<kBlock>(x, inverse);
+#pragma unroll
+  for (int i = 0; i < kBlock / 32; ++i) values[lane + 32 * i] = x[i];
   __syncwarp();
+}
+
+// In place. values: `block` floats in shared memory, 64 or 128, of which this warp is the only user.
+__device__ inline void rotate_block(float* values, int block, bool inverse) {
+  if (block == 128) {
+    rotate_block<128>(values, inverse);
+  } else {
+    rotate_block<64>(values, inverse);
+  }
 }
 
 }  // namespace attnspan::cuda

@@ -36,6 +36,10 @@ __device__ inline RowScore row_score(const Params& p, const DeviceSequence& s, i
   return r;
 }
 
+__device__ __forceinline__ bool is_transformed(const Params& p) {
+  return p.softcap != 0 || p.bias.data != nullptr || p.alibi_slopes.data != nullptr;
+}
+
 // softcap, bias and alibi; a masking bias gives -inf. `exists` guards the read of the bias.
 __device__ __forceinline__ float transform(const Params& p, const RowScore& r, float x, int64_t key,
                                            bool exists) {

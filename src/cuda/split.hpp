@@ -7,10 +7,7 @@
 
 namespace attnspan::cuda {
 
-// Fewer keys than this are not worth a partial state of their own: a block takes two microseconds to start
-// and to drain, in which a multiprocessor would read 128 bf16 keys and values.
-inline constexpr int64_t kMinSplitKeys = 256;
-inline constexpr int64_t kSplitGrain = 64;  // boundaries are multiples of this from the span's begin
+inline constexpr uint32_t kSplitGrain = 64;  // boundaries are multiples of this from the span's begin
 
 struct SplitPlan {
   int64_t keys_per_split = 0;
@@ -23,15 +20,16 @@ struct SplitPlan {
   }
 };
 
-// target: splits of one sequence that fill the device (Params::split_target).
-ATTNSPAN_HOST_DEVICE SplitPlan plan_splits(int64_t keys, int32_t target) {
+// target: splits of one sequence that fill the device; least: keys that are worth one (both in Params).
+ATTNSPAN_HOST_DEVICE SplitPlan plan_splits(int64_t keys, int32_t target, int32_t least) {
   SplitPlan plan;
   if (keys <= 0) return plan;
-  int64_t size = (keys + target - 1) / target;
-  if (size < kMinSplitKeys) size = kMinSplitKeys;
+  const uint32_t count = static_cast<uint32_t>(keys);  // 32-bit divisions: every unit of work does these
+  uint32_t size = (count + static_cast<uint32_t>(target) - 1) / static_cast<uint32_t>(target);
+  if (size < static_cast<uint32_t>(least)) size = static_cast<uint32_t>(least);
   size = (size + kSplitGrain - 1) / kSplitGrain * kSplitGrain;
   plan.keys_per_split = size;
-  plan.splits = static_cast<int32_t>((keys + size - 1) / size);
+  plan.splits = static_cast<int32_t>((count + size - 1) / size);
   return plan;
 }
 

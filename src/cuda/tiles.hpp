@@ -62,4 +62,51 @@ inline constexpr int kSm90LongRows = 2048;  // query rows from which Sm90Dim64 w
 // Up to so many tiles of rows a sequence they are dealt in a fixed order; beyond, a counter hands them out.
 inline constexpr int kSm90DealtTiles = 4;
 
+// ---- decode: a team is up to 4 warps, which share a unit of work; the rest of a block is more teams.
+inline constexpr int kTeamWarps = 4;
+
+// Dense caches: one team a block, two blocks a multiprocessor. A warp's step is 16 keys; its ring takes 24 KB
+// (D = 256: 48 KB), so that 130 KB are under way on a multiprocessor, where 33 KB would cover the latency of
+// a memory that gives each 33 GB/s.
+constexpr int dense_stages(int dim) { return dim == 64 ? 6 : 3; }
+// Query rows of a unit: outputs of 16 rows of 256 values leave no registers.
+constexpr int dense_rows(int dim, int rows) { return rows <= 8 || dim > 128 ? 8 : 16; }
+// Fewer keys than this are not worth a partial state of their own: a team takes two microseconds to start and
+// to drain, in which a multiprocessor would read 128 bf16 keys and values. Rows of tbq4 are a quarter of
+// that, and a step of theirs is 32 keys.
+inline constexpr int kDenseSplitKeys = 256;
+inline constexpr int kQuantisedSplitKeys = 512;
+
+// Quantised caches: one block a multiprocessor, whose teams share the table of tbq4 (64 KB). Registers bound
+// the teams, shared memory the steps in a ring; groups: of 16 keys in a step. D = 128, tbq4: 12 warps of 168
+// registers, 3 steps of 4.1 KB each: 149 KB beside the table. Where a block has 99 KB: a team of 3 warps,
+// two steps each.
+struct QuantisedShape {
+  int teams, groups, stages;
+};
+constexpr QuantisedShape quantised_shape(int dim, int rows, bool key_q8, bool value_q8) {
+  const bool any_q8 = key_q8 || value_q8;
+  if (dim == 64) return {rows <= 8 ? 4 : 3, 2, 3};
+  if (dim == 128) return {rows <= 8 ? 3 : 2, 2, any_q8 ? 2 : 3};
+  return {2, any_q8 ? 1 : 2, 2};
+}
+constexpr int quantised_rows(int dim, int rows, bool any_q8) {
+  return rows <= 8 || dim > 128 || any_q8 ? 8 : 16;
+}
+inline constexpr int kQuantisedAhead = 2;  // steps under way, at most
+
+// The table's address in the shared window is a constant; a block's memory starts at 1024 there on the
+// architectures known. In front of it each team has up to 1 KB and its queries in f16.
+inline constexpr int kTableBytes = 256 * 256;
+constexpr int quantised_table(int dim, int rows) {
+  const int teams = quantised_shape(dim, rows, false, false).teams;
+  return 1024 + (teams * (1152 + rows * (dim + 8) * 2) + 1023) / 1024 * 1024;
+}
+// A step in shared memory, whose slot also takes a state of 8 query rows when a split ends.
+constexpr int quantised_step_bytes(int dim, bool key_q8, bool value_q8, int groups) {
+  const auto row = [dim](bool q8) { return q8 ? dim + dim / 32 * 2 : dim / 2 + (dim <= 128 ? 1 : 2) * 2; };
+  const int step = 16 * groups * (row(key_q8) + row(value_q8)), state = 8 * (dim + 4) * 4;
+  return ((step > state ? step : state) + 127) / 128 * 128;
+}
+
 }  // namespace attnspan::cuda

@@ -11,7 +11,7 @@ TEST(CudaSplit, EveryKeyBelongsToOneSplit) {
   for (const int32_t target : {1, 2, 33, 132, 528}) {
     for (const int64_t keys : {1, 63, 64, 127, 128, 129, 4096, 4097, 262144, 1000003}) {
       const KeySpan span{17, 17 + keys};
-      const SplitPlan plan = plan_splits(keys, target);
+      const SplitPlan plan = plan_splits(keys, target, 256);
       int64_t next = span.begin;
       for (int32_t i = 0; i < plan.splits; ++i) {
         const KeySpan part = plan.keys(span, i);
@@ -25,13 +25,14 @@ TEST(CudaSplit, EveryKeyBelongsToOneSplit) {
   }
 }
 
-TEST(CudaSplit, NoKeysNoSplits) { EXPECT_EQ(plan_splits(0, 132).splits, 0); }
+TEST(CudaSplit, NoKeysNoSplits) { EXPECT_EQ(plan_splits(0, 132, 256).splits, 0); }
 
-// The host sizes the scratch by min(target, keys / kMinSplitKeys rounded up) of the longest sequence.
+// The host sizes the scratch by min(target, keys / least rounded up) of the longest sequence.
 TEST(CudaSplit, NeverMoreThanTheHostPlansFor) {
   for (const int32_t target : {1, 5, 66}) {
-    for (int64_t keys = 1; keys < 20000; keys += 37) {
-      EXPECT_LE(plan_splits(keys, target).splits, (keys + kMinSplitKeys - 1) / kMinSplitKeys);
+    for (const int32_t least : {256, 512}) {
+      for (int64_t keys = 1; keys < 20000; keys += 37)
+        EXPECT_LE(plan_splits(keys, target, least).splits, (keys + least - 1) / least);
     }
   }
 }
