@@ -21,7 +21,7 @@ struct KeyTile {
 };
 
 inline constexpr size_t kLine = 64;
-// Rows beyond this size are streams that the machine's own prefetcher follows (DecodeSplit::large_rows).
+// Rows of at most one line: a tile of them is about a page of memory.
 inline constexpr size_t kSmallRow = 64;
 
 // Asks for the rows of the tile that is read next while another one is computed on, evenly over the time that
