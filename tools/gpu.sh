@@ -45,7 +45,7 @@ echo "== grid: $(grep -h PASSED "$results/grid.log" | awk '{n += $4} END {print 
   "$(grep -c 'FAILED  ] Grid' "$results/grid.log") failed"
 
 step device_tests "$build/tests/cuda_device_test"
-small='*forward_cuda_length_65x6*:*forward_cuda_packed_*:*forward_cuda_head_dim_*16:*backward_cuda_gqa_*:*decode_cuda_decode_5x255*:*cache_cuda_cache_*_rows_5'
+small='*forward_cuda_length_65x6*:*forward_cuda_packed_*:*forward_cuda_head_dim_*16:*backward_cuda_gqa_*:*backward_cuda_packed_*f16*:*decode_cuda_decode_5x255*:*cache_cuda_cache_*_rows_5'
 for tool in memcheck racecheck; do
   step "sanitizer_$tool" compute-sanitizer --tool "$tool" --error-exitcode 1 "$build/tests/grid_test" \
     --gtest_filter="$small" --gtest_brief=1

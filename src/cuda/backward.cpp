@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "cuda/backward_sm90.hpp"
 #include "cuda/make_params.hpp"
 
 namespace attnspan::cuda {
@@ -17,15 +18,18 @@ size_t shared_bytes(const BackwardShape& shape, size_t element, int warps) {
   return rows * (shape.key_width + pad + shape.value_width + pad) * element;
 }
 
-int64_t total_rows(const Params& p) {
-  return p.cu_seqlens_q != nullptr ? p.seqlen_q : static_cast<int64_t>(p.batch) * p.seqlen_q;
+// Padded rows of a head: stat_row0() in backward_rows.cuh.
+int64_t stat_rows(const Params& p) {
+  const int64_t tiles = p.cu_seqlens_q != nullptr
+                            ? p.seqlen_q / kStatRows + p.batch
+                            : static_cast<int64_t>(p.batch) * ((p.seqlen_q + kStatRows - 1) / kStatRows);
+  return tiles * kStatRows;
 }
 
 }  // namespace
 
 size_t BackwardPlan::scratch_bytes() const {
-  return scratch_size(delta_bytes) +
-         (params.forward.nan_guard ? scratch_size(sizeof(unsigned long long)) : 0);
+  return scratch_size(stat_bytes) + (params.forward.nan_guard ? scratch_size(sizeof(unsigned long long)) : 0);
 }
 
 BackwardPlan plan_backward(const Problem& problem, const DeviceLimits& device) {
@@ -39,7 +43,10 @@ BackwardPlan plan_backward(const Problem& problem, const DeviceLimits& device) {
   b.dlse = device_rows(problem.dlse);
   b.d_sinks = problem.d_sinks;
   const Params& p = b.forward;
-  plan.delta_bytes = static_cast<size_t>(total_rows(p)) * p.heads * sizeof(float);
+  b.stat_rows = stat_rows(p);
+  plan.stat_bytes = static_cast<size_t>(b.stat_rows) * p.heads * sizeof(RowStat);
+  plan.sm90 = backward_sm90_runs(b, device.major);
+  if (plan.sm90) return plan;
 
   BackwardShape& shape = plan.shape;
   const int widest = std::max(p.head_dim, p.head_dim_v);
@@ -65,23 +72,32 @@ BackwardPlan plan_backward(const Problem& problem, const DeviceLimits& device) {
   return plan;
 }
 
+namespace {
+
+cudaError_t launch_gradients(const BackwardPlan& plan, cudaStream_t stream) {
+  const BackwardParams& b = plan.params;
+  if (plan.sm90) return launch_backward_sm90(b, stream);
+  switch (static_cast<DType>(b.forward.dtype)) {
+    case DType::f32:
+      return detail::launch_backward_as<float>(b, plan.shape, stream);
+    case DType::f16:
+      return detail::launch_backward_as<__half>(b, plan.shape, stream);
+    default:
+      return detail::launch_backward_as<__nv_bfloat16>(b, plan.shape, stream);
+  }
+}
+
+}  // namespace
+
 int64_t run_backward(BackwardPlan plan, const Execution& execution) {
   BackwardParams& b = plan.params;
   const cudaStream_t stream = static_cast<cudaStream_t>(execution.stream);
   Scratch scratch(execution, plan.scratch_bytes());
-  if (plan.delta_bytes > 0) b.delta = static_cast<float*>(scratch.take(plan.delta_bytes));
+  if (plan.stat_bytes > 0) b.stats = static_cast<RowStat*>(scratch.take(plan.stat_bytes));
   NanGuard guard(b.forward.nan_guard, scratch, stream);
   b.forward.replaced = guard.counter();
-  switch (static_cast<DType>(b.forward.dtype)) {
-    case DType::f32:
-      check(detail::launch_backward_as<float>(b, plan.shape, stream), "launching backward");
-      break;
-    case DType::f16:
-      check(detail::launch_backward_as<__half>(b, plan.shape, stream), "launching backward");
-      break;
-    default:
-      check(detail::launch_backward_as<__nv_bfloat16>(b, plan.shape, stream), "launching backward");
-  }
+  check(detail::launch_row_stats(b, stream), "launching backward's statistics of rows");
+  check(launch_gradients(plan, stream), "launching backward");
   if (b.d_sinks != nullptr) check(detail::launch_d_sinks(b, stream), "launching the gradient of sinks");
   return guard.replaced();
 }

@@ -1,7 +1,7 @@
 #pragma once
 // p = exp(s - lse), ds = p (dout . v - delta) ds/dx, dq = scale ds k, dk = scale ds^T q, dv = p^T dout.
 
-#include "cuda/backward.hpp"
+#include "cuda/backward_rows.cuh"
 #include "cuda/kv_loader.cuh"
 #include "cuda/products.cuh"
 #include "cuda/score.cuh"
@@ -15,19 +15,14 @@ struct RowGradient {
   const float* bias = nullptr;
 };
 
-__device__ inline int64_t delta_index(const Params& p, const DeviceSequence& s, int32_t head, int32_t row) {
-  const bool packed = p.cu_seqlens_q != nullptr;
-  const int64_t total = packed ? p.seqlen_q : static_cast<int64_t>(p.batch) * p.seqlen_q;
-  return head * total + (packed ? s.q_row0 : static_cast<int64_t>(s.batch) * p.seqlen_q) + row;
-}
-
 __device__ inline RowGradient row_gradient(const BackwardParams& b, const DeviceSequence& s, int32_t head,
                                            int32_t row) {
   const Params& p = b.forward;
   RowGradient r;
   if (row >= s.seqlen_q) return r;
-  r.lse = static_cast<const float*>(p.lse.data)[p.lse.index(s.batch, head, s.q_row0 + row)];
-  if (r.lse == -INFINITY) return r;
+  const RowStat stat = b.stats[head * b.stat_rows + stat_row0(p, s) + row];
+  r.lse = stat.lse;
+  r.delta = stat.delta;
   const RowScore score = row_score(p, s, head, row);
   if (score.span.empty()) return r;
   r.begin = static_cast<int32_t>(score.span.begin);
@@ -35,7 +30,6 @@ __device__ inline RowGradient row_gradient(const BackwardParams& b, const Device
   r.slope = score.slope;
   r.position = score.position;
   r.bias = score.bias;
-  r.delta = b.delta[delta_index(p, s, head, row)];
   return r;
 }
 
@@ -121,47 +115,6 @@ __device__ inline void store_accumulators(const Params& p, const DeviceRows& to,
   if (replaced > 0) atomicAdd(p.replaced, static_cast<unsigned long long>(replaced));
 }
 
-inline constexpr int kDeltaRows = 16;
-
-// delta = rowsum(dout * out) - dlse of 16 rows by one warp: the diagonal of dout out^T, with the very
-// products that d p = dout v^T takes, so that a row whose output is one value has a score gradient of exactly
-// 0.
-template <typename T>
-__global__ void __launch_bounds__(32)
-    backward_delta_kernel(const __grid_constant__ BackwardParams b, const BackwardShape shape) {
-  extern __shared__ __align__(16) unsigned char shared[];
-  const Params& p = b.forward;
-  const BackwardBlock at = find_backward_block(p, p.heads, 1, (p.seqlen_q + kDeltaRows - 1) / kDeltaRows);
-  const int32_t row0 = at.tile * kDeltaRows;
-  if (row0 >= at.s.seqlen_q) return;
-  const int stride = shape.value_width + kRowPad<T>;
-  T* dout = reinterpret_cast<T*>(shared);
-  T* out = dout + kDeltaRows * stride;
-  const KvPlane dout_plane = plane_of_rows(b.dout, p.dtype, p.head_dim_v),
-                out_plane = plane_of_rows(p.out, p.dtype, p.head_dim_v);
-  const KeySpan rows{row0, at.s.seqlen_q};
-  load_tile(dout, stride, p, at.queries, dout_plane, head_of(dout_plane, at.head), rows, row0, kDeltaRows, 0,
-            shape.value_width);
-  load_tile(out, stride, p, at.queries, out_plane, head_of(out_plane, at.head), rows, row0, kDeltaRows, 0,
-            shape.value_width);
-  copy_async_wait<0>();
-  __syncwarp();
-  float products[2][4] = {};
-  rows_times_keys(products, dout, out, stride, (p.head_dim_v + 15) / 16 * 16);
-  const int g = static_cast<int>(threadIdx.x) / 4;
-  if (g / 2 != (threadIdx.x & 3)) return;  // the lanes that hold the diagonal: column g of row g
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int32_t row = row0 + g + 8 * half;
-    if (row >= at.s.seqlen_q) continue;
-    float delta = g % 2 == 0 ? products[half][2 * half] : products[half][2 * half + 1];
-    if (b.dlse.data != nullptr) {
-      delta -= static_cast<const float*>(b.dlse.data)[b.dlse.index(at.s.batch, at.head, at.s.q_row0 + row)];
-    }
-    b.delta[delta_index(p, at.s, at.head, row)] = delta;
-  }
-}
-
 // dq of `warps * 16` rows of one head: over the keys that they see.
 template <typename T, int kColumns>
 __global__ void __launch_bounds__(128)
@@ -222,20 +175,6 @@ __global__ void __launch_bounds__(128)
                                p.head_dim, dq);
 }
 
-// The first row of the sequence whose span ends behind `key`: ends never decrease.
-__device__ inline int32_t first_row_beyond(const DeviceSequence& s, int64_t key) {
-  int32_t low = 0, high = s.seqlen_q;
-  while (low < high) {
-    const int32_t middle = low + (high - low) / 2;
-    if (s.rule.span(middle).end > key) {
-      high = middle;
-    } else {
-      low = middle + 1;
-    }
-  }
-  return low;
-}
-
 // dk and dv of `warps * 16` keys of one KV head: over the query heads of its group, in order, and the rows
 // that see the keys.
 template <typename T, int kColumns>
@@ -267,11 +206,12 @@ __global__ void __launch_bounds__(128)
   const KvPlane dout_plane = plane_of_rows(b.dout, p.dtype, p.head_dim_v);
   const KeySpan all_rows{0, at.s.seqlen_q};
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) / 32;
-  const int32_t first_row = first_row_beyond(at.s, tile0);
+  const KeySpan rows = own.empty()
+                           ? KeySpan{}
+                           : KeySpan{rows_of_key(at.s, own.begin).begin, rows_of_key(at.s, own.end - 1).end};
   float dk[kColumns / 8][4] = {}, dv[kColumns / 8][4] = {};
   for (int32_t head = at.head * p.group; head < (at.head + 1) * p.group; ++head) {
-    for (int32_t row0 = first_row; row0 < at.s.seqlen_q && at.s.rule.span(row0).begin < own.end;
-         row0 += kBackwardStep) {
+    for (int32_t row0 = static_cast<int32_t>(rows.begin); row0 < rows.end; row0 += kBackwardStep) {
       __syncthreads();  // nobody reads the old tiles any more
       load_tile(query, key_stride, p, at.queries, query_plane, head_of(query_plane, head), all_rows, row0,
                 kBackwardStep, 0, shape.key_width);
@@ -333,13 +273,6 @@ cudaError_t launch_sweeps(const BackwardParams& b, const BackwardShape& shape, c
 
 template <typename T>
 cudaError_t launch_backward_as(const BackwardParams& b, const BackwardShape& shape, cudaStream_t stream) {
-  const Params& p = b.forward;
-  const int64_t tiles = (p.seqlen_q + kDeltaRows - 1) / kDeltaRows;
-  const size_t delta_shared = 2 * kDeltaRows * (shape.value_width + kRowPad<T>)*sizeof(T);
-  const cudaError_t error =
-      start_backward(backward_delta_kernel<T>, b, shape, static_cast<int64_t>(p.batch) * p.heads * tiles, 32,
-                     delta_shared, stream);
-  if (error != cudaSuccess) return error;
   return shape.columns == 64 ? launch_sweeps<T, 64>(b, shape, stream)
                              : launch_sweeps<T, 128>(b, shape, stream);
 }

@@ -23,7 +23,8 @@ struct BackwardPlan {
   BackwardParams params;
   BackwardShape shape;
   Support support;
-  size_t delta_bytes = 0;
+  bool sm90 = false;  // the kernels of Hopper run it
+  size_t stat_bytes = 0;
 
   size_t scratch_bytes() const;
 };
@@ -34,6 +35,7 @@ int64_t run_backward(BackwardPlan plan, const Execution& execution);
 inline constexpr int kBackwardStep = 32;  // rows or keys that one step loads
 
 namespace detail {
+cudaError_t launch_row_stats(const BackwardParams& b, cudaStream_t stream);
 cudaError_t launch_d_sinks(const BackwardParams& b, cudaStream_t stream);
 template <typename T>
 cudaError_t launch_backward_as(const BackwardParams& b, const BackwardShape& shape, cudaStream_t stream);

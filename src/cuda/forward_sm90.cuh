@@ -78,7 +78,8 @@ struct Consumer {
   // Scores become weights; true where o must be rescaled first.
   __device__ __forceinline__ bool weigh(int32_t key0) {
     if constexpr (kTransformed) transform_scores<kKeys>(p, work, s, key0);
-    if (key0 < work.core_begin || key0 + kKeys > work.core_end) mask_scores<kKeys>(s, work, key0);
+    if (key0 < work.core_begin || key0 + kKeys > work.core_end)
+      mask_scores<kKeys>(s, work.span_begin, work.span_end, key0);
     return softmax_scores<kKeys>(s, state, unit, rescale);
   }
   __device__ __forceinline__ void rescale_sum() {

@@ -18,12 +18,6 @@ struct Work {
   int32_t span_begin[2] = {0, 0}, span_end[2] = {0, 0};  // keys that this thread's rows see
 };
 
-// This thread's first row in the tile.
-__device__ __forceinline__ int32_t row_in_tile(int group) {
-  const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) / 32 % 4;
-  return 64 * group + 16 * warp + lane / 4;
-}
-
 __device__ __forceinline__ void load_words(uint32_t from, int32_t& a, int32_t& b) {
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(from) : "memory");
 }
@@ -137,36 +131,6 @@ __device__ __forceinline__ bool softmax_scores(float (&s)[kKeys / 2], RowState& 
   return grows;
 }
 
-// Of a row's scores in this thread, those of keys below `keys` of the tile: columns are 8 t + 2 (lane % 4) +
-// e, in the order of t and e.
-__device__ __forceinline__ int scores_below(int keys) {
-  const int column = keys - 2 * (static_cast<int>(threadIdx.x) & 3);
-  return 2 * (column >> 3) + min(column & 7, 2);
-}
-// The lowest `count` bits, for any count.
-__device__ __forceinline__ uint32_t low_bits(int count) {
-  return count >= 32 ? 0xffffffffU : (1U << max(count, 0)) - 1;
-}
-
-// Keys outside a row's span get -inf.
-template <int kKeys>
-__device__ __forceinline__ void mask_scores(float (&s)[kKeys / 2], const Work& work, int32_t key0) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int first = scores_below(work.span_begin[half] - key0);
-    const int last = scores_below(work.span_end[half] - key0);
-#pragma unroll
-    for (int word = 0; word < kKeys / 4; word += 32) {
-      const uint32_t visible = low_bits(last - word) & ~low_bits(first - word);
-#pragma unroll
-      for (int i = 0; i < 32 && word + i < kKeys / 4; ++i) {
-        const int at = word + i;
-        if ((visible >> i & 1) == 0) s[at / 2 * 4 + 2 * half + at % 2] = -INFINITY;
-      }
-    }
-  }
-}
-
 __device__ __forceinline__ float tanh_approx(float x) {
   float y;
   asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -244,42 +208,6 @@ __device__ __forceinline__ void start_weighted_sum(float (&o)[Tile::kColumns / 2
     Wgmma<Tile::kColumns>::template values<T>(o, w + 4 * k, b.at(k * 2048), k == 0 ? add : 1);
 }
 
-template <typename T, int kKeys>
-__device__ __forceinline__ void pack_weights(uint32_t (&w)[kKeys / 4], const float (&s)[kKeys / 2]) {
-#pragma unroll
-  for (int i = 0; i < kKeys / 4; ++i) w[i] = pack(s[2 * i], s[2 * i + 1], T{});
-}
-
-// Four lanes exchange 4 words each: word k of lane t becomes word t of lane k.
-__device__ __forceinline__ void transpose_quad(uint32_t* w) {
-  const bool odd = (threadIdx.x & 1) != 0, high = (threadIdx.x & 2) != 0;
-#pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    const uint32_t other = __shfl_xor_sync(0xffffffffU, odd ? w[i] : w[i + 1], 1);
-    (odd ? w[i] : w[i + 1]) = other;
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const uint32_t other = __shfl_xor_sync(0xffffffffU, high ? w[i] : w[i + 2], 2);
-    (high ? w[i] : w[i + 2]) = other;
-  }
-}
-
-// nan_guard: of a row's columns from `column` on, what is not finite after rounding becomes 0, and is
-// counted.
-template <typename T>
-__device__ inline void guard_words(const Params& p, uint32_t* w, int column) {
-  int replaced = 0;
-  T* values = reinterpret_cast<T*>(w);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    if (column + i / 2 * 8 >= p.head_dim_v || isfinite(to_float(values[i]))) continue;
-    values[i] = from_float<T>(0.0F);
-    ++replaced;
-  }
-  if (replaced > 0) atomicAdd(p.replaced, static_cast<unsigned long long>(replaced));
-}
-
 // Where this thread's first row of a tile goes; its other row is 8 further.
 struct Destination {
   int64_t out, lse;
@@ -330,7 +258,7 @@ __device__ __forceinline__ void store_tile(const Params& p, const Work& work, co
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         w[i] = pack(o[4 * (c + i) + 2 * half] * factor, o[4 * (c + i) + 2 * half + 1] * factor, T{});
-      if (p.nan_guard && exists) guard_words<T>(p, w, c * 8);
+      if (p.nan_guard && exists) guard_words<T>(p, w, c * 8, p.head_dim_v);
       transpose_quad(w);
       if (exists && (c + (lane & 3)) * 8 < p.head_dim_v)
         *reinterpret_cast<uint4*>(out + c * 8) = make_uint4(w[0], w[1], w[2], w[3]);

@@ -3,16 +3,12 @@
 // buffers, and the tickets that say which rows a block works on.
 
 #include "cuda/forward_sm90.hpp"
-#include "cuda/ptx.cuh"
 #include "cuda/sequence.cuh"
+#include "cuda/sm90_fragments.cuh"
 #include "cuda/tiles.hpp"
 #include "cuda/tma.cuh"
 
 namespace attnspan::cuda {
-
-// A value that all lanes of the warp share, told to the compiler: addresses made of it stay in uniform
-// registers.
-__device__ __forceinline__ int32_t uniform(int32_t x) { return __shfl_sync(0xffffffffU, x, 0); }
 
 // ---- shared memory
 
@@ -78,19 +74,6 @@ __device__ inline void init_barriers(const Sm90Shared<Tile>& shared) {
   barrier_init(shared.tail(), 1);
   barrier_init_fence();
 }
-
-// Position in a ring of `kStages`: which slot, and the parity of its phase.
-template <int kStages>
-struct Ring {
-  int slot = 0;
-  uint32_t phase = 0;
-  __device__ void advance() {
-    if (++slot == kStages) {
-      slot = 0;
-      phase ^= 1;
-    }
-  }
-};
 
 // ---- tiles of rows
 

@@ -96,11 +96,18 @@ inline int64_t max_row_tiles(const Params& p, int64_t rows_per_tile, int64_t pac
   return rows / rows_per_tile + p.batch;  // a sequence wastes less than one tile
 }
 
+// Of a query row. lse is +inf where the row sees nothing or does not exist: every weight becomes 0.
+struct alignas(8) RowStat {
+  float lse, delta;
+};
+inline constexpr int kStatRows = 128;  // statistics are padded to tiles of so many rows
+
 struct BackwardParams {
   Params forward;
   DeviceRows dout, dq, dk, dv, dlse;
   float* d_sinks = nullptr;
-  float* delta = nullptr;  // [heads][row of all sequences]
+  RowStat* stats = nullptr;  // [heads][padded row of all sequences]
+  int64_t stat_rows = 0;     // padded rows of a head
 };
 
 }  // namespace attnspan::cuda

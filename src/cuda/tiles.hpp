@@ -58,6 +58,24 @@ using Sm90Dim128 = Sm90Tile<128, 128, 2, 128, 2, 1, true>;    // 32 + 2 x 64 = 1
 using Sm90Dim192 = Sm90Tile<192, 128, 2, 112, 2, 1, true>;    // 48 + 2 x 70 = 188 KB
 using Sm90Dim256 = Sm90Tile<256, 256, 2, 80, 2, 1, false>;    // 64 + 2 x 80 = 224 KB
 
+// ---- the sm_90a backward kernels: a block keeps kSm90OwnRows keys (or query rows), 64 a warpgroup; the
+// other side passes in steps.
+inline constexpr int kSm90OwnRows = 128;
+template <bool kOwnsKeys_, int kDim_, int kStep_, int kStages_>
+struct Sm90BackwardTile {
+  static constexpr bool kOwnsKeys = kOwnsKeys_;  // dk and dv, query rows pass; else dq, keys pass
+  static constexpr int kDim = kDim_;             // head_dim and head_dim_v at most
+  static constexpr int kStep = kStep_;
+  static constexpr int kStages = kStages_;  // steps in flight
+};
+// A thread holds step / 2 products of each kind, step / 4 packed ones of each that is summed, and dim / 2
+// sums of dq or dim of dk and dv: 128 + 64 + 32 = 224 registers of 240 at most. Shared memory: own tiles +
+// steps.
+template <int kDim>
+using Sm90KeyTile = Sm90BackwardTile<true, kDim, kDim == 64 ? 128 : 64, 3>;  // 32 + 99, 64 + 97 KB
+template <int kDim>
+using Sm90QueryTile = Sm90BackwardTile<false, kDim, 128, kDim == 64 ? 3 : 2>;  // 32 + 96, 64 + 128 KB
+
 inline constexpr int kSm90LongRows = 2048;  // query rows from which Sm90Dim64 wins over Sm90Dim64Short
 // Up to so many tiles of rows a sequence they are dealt in a fixed order; beyond, a counter hands them out.
 inline constexpr int kSm90DealtTiles = 4;

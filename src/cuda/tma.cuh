@@ -43,6 +43,14 @@ __device__ __forceinline__ void tma_load(uint32_t shared, const CUtensorMap* map
       "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
       : "memory");
 }
+// `bytes` (a multiple of 16) from a 16-byte boundary on.
+__device__ __forceinline__ void bulk_load(uint32_t shared, const void* global, uint32_t barrier,
+                                          uint32_t bytes) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier)
+      : "memory");
+}
 __device__ __forceinline__ void tma_prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

@@ -1,0 +1,8 @@
+// Backward on Hopper in f16.
+#include "cuda/backward_sm90.cuh"
+
+namespace attnspan::cuda::detail {
+template cudaError_t launch_backward_sm90_as<__half>(const Sm90BackwardArgs& keys,
+                                                     const Sm90BackwardArgs& queries, int dim,
+                                                     cudaStream_t stream);
+}
