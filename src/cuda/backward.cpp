@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "cuda/backward_sm90.hpp"
 #include "cuda/make_params.hpp"
@@ -11,11 +12,30 @@
 namespace attnspan::cuda {
 namespace {
 
-// Query and dout, or key and value, of `warps * 16` rows, and the other pair of one step.
-size_t shared_bytes(const BackwardShape& shape, size_t element, int warps) {
+// Both tensors' rows: `warps * 16` that a block keeps, and those of the steps.
+size_t shared_bytes(const BackwardShape& shape, size_t element) {
   const size_t pad = 16 / element;
-  const size_t rows = static_cast<size_t>(warps) * 16 + kBackwardStep;
+  const size_t rows =
+      static_cast<size_t>(shape.warps) * 16 + static_cast<size_t>(shape.stages) * kBackwardStep;
   return rows * (shape.key_width + pad + shape.value_width + pad) * element;
+}
+
+BackwardShape choose_shape(const Params& p, size_t limit) {
+  BackwardShape shape;
+  const int widest = std::max(p.head_dim, p.head_dim_v);
+  const size_t element = p.dtype == static_cast<int>(DType::f32) ? 4 : 2;
+  shape.columns = widest <= 64 ? 64 : 128;
+  shape.chunks = (widest + shape.columns - 1) / shape.columns;
+  shape.key_width = (p.head_dim + 63) / 64 * 64;
+  shape.value_width = (p.head_dim_v + 63) / 64 * 64;
+  // Fewer warps share a step before steps wait for their loads.
+  for (const auto& [warps, stages] : {std::pair{4, 2}, {2, 2}, {2, 1}, {1, 1}}) {
+    shape.warps = warps;
+    shape.stages = stages;
+    shape.shared_bytes = shared_bytes(shape, element);
+    if (shape.shared_bytes <= limit) break;
+  }
+  return shape;
 }
 
 // Padded rows of a head: stat_row0() in backward_rows.cuh.
@@ -48,23 +68,8 @@ BackwardPlan plan_backward(const Problem& problem, const DeviceLimits& device) {
   plan.sm90 = backward_sm90_runs(b, device.major);
   if (plan.sm90) return plan;
 
-  BackwardShape& shape = plan.shape;
-  const int widest = std::max(p.head_dim, p.head_dim_v);
-  const size_t element = problem.dtype == DType::f32 ? 4 : 2;
-  constexpr size_t kStatic = 2048;  // rows' gradients
-  // Narrower outputs pad less: the second try of the widest head dims.
-  for (const int columns : {widest <= 64 ? 64 : 128, 64}) {
-    shape.columns = columns;
-    shape.chunks = (widest + columns - 1) / columns;
-    shape.key_width = (p.head_dim + columns - 1) / columns * columns;
-    shape.value_width = (p.head_dim_v + columns - 1) / columns * columns;
-    shape.warps = 4;
-    while (shape.warps > 1 && shared_bytes(shape, element, shape.warps) + kStatic > device.shared_bytes)
-      shape.warps /= 2;
-    shape.shared_bytes = shared_bytes(shape, element, shape.warps);
-    if (shape.shared_bytes + kStatic <= device.shared_bytes) break;
-  }
-  if (shape.shared_bytes + kStatic > device.shared_bytes) {
+  plan.shape = choose_shape(p, device.shared_bytes);
+  if (plan.shape.shared_bytes > device.shared_bytes) {
     plan.support = Support::no("backward with head dims " + std::to_string(p.head_dim) + " and " +
                                std::to_string(p.head_dim_v) + " needs more shared memory than " +
                                std::to_string(device.shared_bytes) + " bytes a block");
@@ -79,11 +84,11 @@ cudaError_t launch_gradients(const BackwardPlan& plan, cudaStream_t stream) {
   if (plan.sm90) return launch_backward_sm90(b, stream);
   switch (static_cast<DType>(b.forward.dtype)) {
     case DType::f32:
-      return detail::launch_backward_as<float>(b, plan.shape, stream);
+      return detail::launch_backward_mma_as<float>(b, plan.shape, stream);
     case DType::f16:
-      return detail::launch_backward_as<__half>(b, plan.shape, stream);
+      return detail::launch_backward_mma_as<__half>(b, plan.shape, stream);
     default:
-      return detail::launch_backward_as<__nv_bfloat16>(b, plan.shape, stream);
+      return detail::launch_backward_mma_as<__nv_bfloat16>(b, plan.shape, stream);
   }
 }
 

@@ -1,7 +1,7 @@
 #pragma once
-// Backward on mma.sync, sm_80 and later. Two sweeps, each with one owner for every output value and a fixed
-// order of sums, so that results are bitwise the same from run to run: dq over keys, dk and dv over query
-// rows.
+// Backward: statistics of rows, then two sweeps, each with one owner for every output value and a fixed order
+// of sums, so that results are bitwise the same from run to run: dk and dv over query rows, dq over keys. On
+// Hopper by backward_sm90.hpp, elsewhere and for other head dims by mma.sync.
 
 #include <cuda_runtime_api.h>
 
@@ -11,8 +11,10 @@
 
 namespace attnspan::cuda {
 
+// Of the mma.sync kernels.
 struct BackwardShape {
   int warps = 4;                       // 16 rows, or keys, each
+  int stages = 2;                      // of steps in shared memory
   int columns = 0;                     // of an output that one block accumulates: 64 or 128
   int chunks = 1;                      // blocks along the columns of outputs; each repeats the scores
   int key_width = 0, value_width = 0;  // of tiles in shared memory
@@ -38,7 +40,7 @@ namespace detail {
 cudaError_t launch_row_stats(const BackwardParams& b, cudaStream_t stream);
 cudaError_t launch_d_sinks(const BackwardParams& b, cudaStream_t stream);
 template <typename T>
-cudaError_t launch_backward_as(const BackwardParams& b, const BackwardShape& shape, cudaStream_t stream);
+cudaError_t launch_backward_mma_as(const BackwardParams& b, const BackwardShape& shape, cudaStream_t stream);
 }  // namespace detail
 
 }  // namespace attnspan::cuda

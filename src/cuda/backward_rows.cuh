@@ -63,4 +63,11 @@ __device__ inline KeySpan rows_of_key(const DeviceSequence& s, int64_t key) {
   return rows;
 }
 
+// The rows that see key `index`, or the keys that row `index` sees.
+template <bool kOwnsKeys>
+__device__ __forceinline__ KeySpan span_of(const DeviceSequence& s, int64_t index) {
+  if constexpr (kOwnsKeys) return rows_of_key(s, index);
+  return s.rule.span(index);
+}
+
 }  // namespace attnspan::cuda

@@ -78,13 +78,13 @@ struct BackwardConsumer {
       : b(params), shared(memory), w(work), group(index), own(work.own0 + row_in_tile(index)) {
     const int32_t first = w.own0 + 64 * group, last = min(first + 64, w.own_limit);
     if (first < last) {
-      core_begin = uniform(narrow(span_of<Tile>(w.s, last - 1).begin));
-      core_end = uniform(narrow(span_of<Tile>(w.s, first).end));
+      core_begin = uniform(narrow(span_of<Tile::kOwnsKeys>(w.s, last - 1).begin));
+      core_end = uniform(narrow(span_of<Tile::kOwnsKeys>(w.s, first).end));
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (own + 8 * half >= w.own_limit) continue;
-      const KeySpan span = span_of<Tile>(w.s, own + 8 * half);
+      const KeySpan span = span_of<Tile::kOwnsKeys>(w.s, own + 8 * half);
       span_begin[half] = narrow(span.begin);
       span_end[half] = narrow(span.end);
       if constexpr (!Tile::kOwnsKeys)
@@ -252,24 +252,32 @@ __global__ void __launch_bounds__(kSm90OwnRows * 2 + 128, 1)
     backward_sm90_kernel(const __grid_constant__ detail::Sm90BackwardArgs args) {
   extern __shared__ unsigned char dynamic[];
   const BackwardWork work = find_work<Tile>(args);
-  if (work.own_rows <= 0) return;
-  const BackwardShared<Tile> shared{
-      static_cast<uint32_t>(uniform((shared_address(dynamic) + 1023) / 1024 * 1024))};
-  if (threadIdx.x == 0) init_barriers(shared);
-  __syncthreads();
-  const int group = uniform(static_cast<int32_t>(threadIdx.x) / 128);
-  if (group == kSm90OwnRows / 64) {
-    registers_give<24>();
-    if (threadIdx.x % 128 < 32) {
-      BackwardProducer<Tile> producer{args, shared, work,
-                                      args.b.forward.cu_seqlens_q != nullptr ? 0 : work.s.batch};
-      producer.run();
-    }
-  } else {
-    registers_take<240>();
-    BackwardConsumer<T, Tile> consumer(args.b, shared, work, group);
-    consumer.run();
+  // Launches overlap. The first sweep waits here for the statistics; the second one, which therefore finds
+  // them, fills multiprocessors that the first leaves idle, and ends behind it.
+  if constexpr (Tile::kOwnsKeys) {
+    wait_for_predecessor();
+    start_dependents();
   }
+  if (work.own_rows > 0) {
+    const BackwardShared<Tile> shared{
+        static_cast<uint32_t>(uniform((shared_address(dynamic) + 1023) / 1024 * 1024))};
+    if (threadIdx.x == 0) init_barriers(shared);
+    __syncthreads();
+    const int group = uniform(static_cast<int32_t>(threadIdx.x) / 128);
+    if (group == kSm90OwnRows / 64) {
+      registers_give<24>();
+      if (threadIdx.x % 128 < 32) {
+        BackwardProducer<Tile> producer{args, shared, work,
+                                        args.b.forward.cu_seqlens_q != nullptr ? 0 : work.s.batch};
+        producer.run();
+      }
+    } else {
+      registers_take<240>();
+      BackwardConsumer<T, Tile> consumer(args.b, shared, work, group);
+      consumer.run();
+    }
+  }
+  if constexpr (!Tile::kOwnsKeys) wait_for_predecessor();
 }
 
 namespace detail {
@@ -280,8 +288,17 @@ cudaError_t launch_sweep(const Sm90BackwardArgs& args, cudaStream_t stream) {
   constexpr int kBytes = BackwardShared<Tile>::kBytes;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  kernel<<<static_cast<unsigned>(args.blocks), kSm90OwnRows * 2 + 128, kBytes, stream>>>(args);
-  return cudaGetLastError();
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(args.blocks));
+  config.blockDim = dim3(kSm90OwnRows * 2 + 128);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, args);
 }
 
 template <typename T, int kDim>

@@ -45,13 +45,6 @@ __device__ inline void init_barriers(const BackwardShared<Tile>& shared) {
   barrier_init_fence();
 }
 
-// The keys that row `index` sees, or the rows that see key `index`.
-template <typename Tile>
-__device__ __forceinline__ KeySpan span_of(const DeviceSequence& s, int64_t index) {
-  if constexpr (Tile::kOwnsKeys) return rows_of_key(s, index);
-  return s.rule.span(index);
-}
-
 // What a block works on. "Own" rows are keys in the sweep of dk and dv, query rows in that of dq; steps go
 // over the other side.
 struct BackwardWork {
@@ -84,7 +77,8 @@ __device__ inline BackwardWork find_work(const detail::Sm90BackwardArgs& args) {
   w.own_rows = min(kSm90OwnRows, exist - w.own0);
   const int32_t last = min(w.own0 + kSm90OwnRows, w.own_limit);
   if (w.own0 >= last) return w;
-  const KeySpan hull{span_of<Tile>(w.s, w.own0).begin, span_of<Tile>(w.s, last - 1).end};
+  const KeySpan hull{span_of<Tile::kOwnsKeys>(w.s, w.own0).begin,
+                     span_of<Tile::kOwnsKeys>(w.s, last - 1).end};
   w.begin = narrow(hull.begin);
   w.end = narrow(hull.end);
   if (Tile::kOwnsKeys) w.begin -= w.begin % Tile::kStep;  // the statistics come in whole tiles

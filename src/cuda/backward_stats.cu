@@ -31,19 +31,6 @@ struct Eight {
   }
 };
 
-template <typename T>
-__device__ __forceinline__ float row_product(const T* a, const T* b, int dim, bool wide) {
-  float sum = 0;
-  for (int column = static_cast<int>(threadIdx.x) % kLanes * 8; column < dim; column += 8 * kLanes) {
-    const Eight<T> x(a + column, dim - column, wide), y(b + column, dim - column, wide);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) sum = fmaf(x.x[i], y.x[i], sum);
-  }
-#pragma unroll
-  for (int d = kLanes / 2; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffU, sum, d);
-  return sum;
-}
-
 __device__ bool in_words(const Params& p, const DeviceRows& rows) {
   const int64_t size = p.dtype == 0 ? 4 : 2;
   return p.head_dim_v % 8 == 0 && ((reinterpret_cast<int64_t>(rows.data) | rows.batch_stride * size |
@@ -54,31 +41,45 @@ __device__ bool in_words(const Params& p, const DeviceRows& rows) {
 template <typename T>
 __device__ __forceinline__ void rows_of_tile(const BackwardParams& b, const DeviceSequence& s, int32_t head,
                                              int32_t row0, RowStat* stats) {
+  constexpr int kRows = kStatRows / (kThreads / kLanes);  // of a thread; their loads are in flight together
   const Params& p = b.forward;
   const bool wide = in_words(p, p.out) && in_words(p, b.dout);
-#pragma unroll 4
-  for (int i = static_cast<int>(threadIdx.x) / kLanes; i < kStatRows; i += kThreads / kLanes) {
-    const int32_t row = row0 + i;
-    const bool exists = row < s.seqlen_q;
-    const int64_t at = s.q_row0 + row;
-    float delta = row_product(static_cast<const T*>(p.out.data) + p.out.index(s.batch, head, at),
-                              static_cast<const T*>(b.dout.data) + b.dout.index(s.batch, head, at),
-                              exists ? p.head_dim_v : 0, wide);
-    if (static_cast<int>(threadIdx.x) % kLanes != 0) continue;
-    float lse = INFINITY;
-    if (exists) {
-      lse = static_cast<const float*>(p.lse.data)[p.lse.index(s.batch, head, at)];
-      if (b.dlse.data != nullptr)
-        delta -= static_cast<const float*>(b.dlse.data)[b.dlse.index(s.batch, head, at)];
+  const int lane = static_cast<int>(threadIdx.x) % kLanes,
+            first = static_cast<int>(threadIdx.x) / kLanes * kRows;
+  const int64_t at = s.q_row0 + row0 + first;
+  const T* out = static_cast<const T*>(p.out.data) + p.out.index(s.batch, head, at);
+  const T* dout = static_cast<const T*>(b.dout.data) + b.dout.index(s.batch, head, at);
+  float delta[kRows] = {};
+  for (int column = lane * 8; column < p.head_dim_v; column += kLanes * 8) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (row0 + first + r >= s.seqlen_q) continue;
+      const Eight<T> x(out + r * p.out.row_stride + column, p.head_dim_v - column, wide);
+      const Eight<T> y(dout + r * b.dout.row_stride + column, p.head_dim_v - column, wide);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) delta[r] = fmaf(x.x[i], y.x[i], delta[r]);
     }
-    // exp(s - inf) = 0: a row that sees nothing, and one that does not exist, has no weights.
-    const bool empty = lse == -INFINITY || !exists;
-    stats[i] = empty ? RowStat{INFINITY, 0.0F} : RowStat{lse, delta};
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (int d = kLanes / 2; d > 0; d /= 2) delta[r] += __shfl_xor_sync(0xffffffffU, delta[r], d);
+    if (lane != r % kLanes) continue;
+    RowStat stat{INFINITY, 0.0F};
+    if (row0 + first + r < s.seqlen_q) {
+      const float lse = static_cast<const float*>(p.lse.data)[p.lse.index(s.batch, head, at + r)];
+      if (b.dlse.data != nullptr)
+        delta[r] -= static_cast<const float*>(b.dlse.data)[b.dlse.index(s.batch, head, at + r)];
+      // exp(s - inf) = 0: a row that sees nothing, and one that does not exist, has no weights.
+      if (lse != -INFINITY) stat = {lse, delta[r]};
+    }
+    stats[first + r] = stat;
   }
 }
 
 // A block: kStatRows padded rows of one head.
 __global__ void __launch_bounds__(kThreads) row_stats_kernel(const __grid_constant__ BackwardParams b) {
+  start_dependents();
   const Params& p = b.forward;
   const int32_t head = static_cast<int32_t>(blockIdx.x) % p.heads;
   const RowTile tile = backward_tile(p.cu_seqlens_q, p.batch, kStatRows, blockIdx.x / p.heads);

@@ -1,0 +1,7 @@
+// Backward with products in f16.
+#include "cuda/backward_mma.cuh"
+
+namespace attnspan::cuda::detail {
+template cudaError_t launch_backward_mma_as<__half>(const BackwardParams& b, const BackwardShape& shape,
+                                                    cudaStream_t stream);
+}
