@@ -120,6 +120,14 @@ __device__ __forceinline__ void gradient_of_score(const Params& p, const HeadSco
   d_weight = visible ? product * (d_weight - stat.delta) * slope : 0.0F;
 }
 
+// A constant depth of 64 unrolls: loads of the next columns run beside the products of these.
+template <int kTiles, typename T>
+__device__ __forceinline__ void products_of_rows(float (&s)[kTiles][4], const T* rows, const T* others,
+                                                 int stride, int width) {
+  for (int column = 0; column < width; column += 64)
+    rows_times_keys(s, rows + column, others + column, stride, 64);
+}
+
 // What a warp keeps: sums over `columns` of one or two outputs, in halves of 64.
 template <typename T, bool kOwnsKeys>
 struct MmaBackward {
@@ -153,12 +161,9 @@ struct MmaBackward {
     return b.stats + head * b.stat_rows + stat_row0(p, w.s);
   }
 
-  // s and dp become p and ds.
-  __device__ __forceinline__ void differentiate(int32_t head, int32_t step0) {
-    const bool inside = core.begin <= step0 && step0 + kBackwardStep <= core.end;
-    const bool plain = p.softcap == 0 && p.bias.data == nullptr && p.alibi_slopes.data == nullptr;
-    const HeadScore score = head_score(p, w.s.batch, head);
-    const RowStat* stats = stats_of(head);
+  // Calls f(s, dp, statistics, half, index of the step's row) for every element.
+  template <typename F>
+  __device__ __forceinline__ void for_each(const RowStat* stats, int32_t step0, F f) {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       const int32_t first = step0 + 8 * t + 2 * (static_cast<int>(threadIdx.x) & 3);
@@ -169,17 +174,28 @@ struct MmaBackward {
         step_stats[1] = {two.z, two.w};
       }
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const RowStat stat = kOwnsKeys ? step_stats[e & 1] : own_stats[e / 2];
-        if (inside && plain) {
-          s[t][e] = exp2f(fmaf(s[t][e], p.softmax_scale, -stat.lse) * kLog2e);
-          dp[t][e] = s[t][e] * (dp[t][e] - stat.delta) * p.softmax_scale;
-        } else {
-          const int32_t mine = own + 8 * (e / 2), other = first + (e & 1);
-          gradient_of_score(p, score, stat, w.s.rule.diagonal, kOwnsKeys ? other : mine,
-                            kOwnsKeys ? mine : other, spans[e / 2].contains(other), s[t][e], dp[t][e]);
-        }
-      }
+      for (int e = 0; e < 4; ++e)
+        f(s[t][e], dp[t][e], kOwnsKeys ? step_stats[e & 1] : own_stats[e / 2], e / 2, first + (e & 1));
+    }
+  }
+
+  // s and dp become p and ds.
+  __device__ __forceinline__ void differentiate(int32_t head, int32_t step0) {
+    const bool inside = core.begin <= step0 && step0 + kBackwardStep <= core.end;
+    const bool plain = p.softcap == 0 && p.bias.data == nullptr && p.alibi_slopes.data == nullptr;
+    const RowStat* stats = stats_of(head);
+    if (inside && plain) {
+      for_each(stats, step0, [&](float& weight, float& d_weight, RowStat stat, int, int32_t) {
+        weight = exp2_approx(fmaf(weight, p.softmax_scale, -stat.lse) * kLog2e);
+        d_weight = weight * (d_weight - stat.delta) * p.softmax_scale;
+      });
+    } else {
+      const HeadScore score = head_score(p, w.s.batch, head);
+      for_each(stats, step0, [&](float& weight, float& d_weight, RowStat stat, int half, int32_t other) {
+        const int32_t mine = own + 8 * half;
+        gradient_of_score(p, score, stat, w.s.rule.diagonal, kOwnsKeys ? other : mine,
+                          kOwnsKeys ? mine : other, spans[half].contains(other), weight, d_weight);
+      });
     }
   }
 
@@ -272,7 +288,6 @@ __global__ void __launch_bounds__(128)
   if (w.own_rows <= 0 || w.chunk * shape.columns >= max(p.head_dim, kOwnsKeys ? p.head_dim_v : 0)) return;
   const MmaBackwardTiles<T, kOwnsKeys> tiles{b, shape, w, reinterpret_cast<T*>(dynamic)};
   MmaBackward<T, kOwnsKeys> at(b, shape, w);
-  const int depth = (p.head_dim + 15) / 16 * 16, depth_v = (p.head_dim_v + 15) / 16 * 16;
   const int row = static_cast<int>(threadIdx.x) / 32 * 16;
 
   const int32_t begin = static_cast<int32_t>(w.steps.begin), end = static_cast<int32_t>(w.steps.end);
@@ -301,10 +316,10 @@ __global__ void __launch_bounds__(128)
 #pragma unroll
       for (int e = 0; e < 4; ++e) at.s[t][e] = at.dp[t][e] = 0;
     }
-    rows_times_keys(at.s, tiles.own_key_side() + row * tiles.key_stride, tiles.key_side(stage),
-                    tiles.key_stride, depth);
-    rows_times_keys(at.dp, tiles.own_value_side() + row * tiles.value_stride, tiles.value_side(stage),
-                    tiles.value_stride, depth_v);
+    products_of_rows(at.s, tiles.own_key_side() + row * tiles.key_stride, tiles.key_side(stage),
+                     tiles.key_stride, shape.key_width);
+    products_of_rows(at.dp, tiles.own_value_side() + row * tiles.value_stride, tiles.value_side(stage),
+                     tiles.value_stride, shape.value_width);
     at.differentiate(head, step0);
     if constexpr (kOwnsKeys)
       at.add(at.value_sum, at.s, tiles.value_side(stage), tiles.value_stride, p.head_dim_v);

@@ -65,7 +65,8 @@ struct BackwardConsumer {
   Ring<Tile::kStages> ring;
   int32_t own = 0;                               // of this thread; its other one is 8 further
   int32_t span_begin[2] = {}, span_end[2] = {};  // of steps that its own rows see, or are seen by
-  int32_t core_begin = 0, core_end = 0;          // that all of this warpgroup do
+  int32_t hull_begin = 0, hull_end = 0;          // that some row of this warpgroup does
+  int32_t core_begin = 0, core_end = 0;          // that all of them do
   RowStat own_stats[2] = {};                     // dq: of this thread's rows
   float s[kStep / 2], dp[kStep / 2];
   uint32_t packed[kStep / 4];
@@ -78,8 +79,12 @@ struct BackwardConsumer {
       : b(params), shared(memory), w(work), group(index), own(work.own0 + row_in_tile(index)) {
     const int32_t first = w.own0 + 64 * group, last = min(first + 64, w.own_limit);
     if (first < last) {
-      core_begin = uniform(narrow(span_of<Tile::kOwnsKeys>(w.s, last - 1).begin));
-      core_end = uniform(narrow(span_of<Tile::kOwnsKeys>(w.s, first).end));
+      const KeySpan top = span_of<Tile::kOwnsKeys>(w.s, first),
+                    bottom = span_of<Tile::kOwnsKeys>(w.s, last - 1);
+      hull_begin = uniform(narrow(top.begin));
+      hull_end = uniform(narrow(bottom.end));
+      core_begin = uniform(narrow(bottom.begin));
+      core_end = uniform(narrow(top.end));
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -161,7 +166,6 @@ struct BackwardConsumer {
   // One step of one query head.
   __device__ __forceinline__ void step(int32_t head, int32_t step0, bool transformed) {
     const uint32_t first = shared.step(ring.slot, 0), second = shared.step(ring.slot, 1);
-    barrier_wait(shared.full(ring.slot), ring.phase);
     keep(s);
     wgmma_fence();
     start_products<T, Tile>(s, shared.own(0) + group * 64 * 128, first);
@@ -200,8 +204,6 @@ struct BackwardConsumer {
     wgmma_wait<0>();
     keep(sum);
     if constexpr (Tile::kOwnsKeys) keep(value_sum);
-    if ((threadIdx.x & 31) == 0) barrier_arrive(shared.empty(ring.slot));
-    ring.advance();
   }
 
   // Writes this warpgroup's rows of a gradient, 16 bytes a lane.
@@ -240,7 +242,12 @@ struct BackwardConsumer {
     const int32_t heads = Tile::kOwnsKeys ? p.group : 1, begin = uniform(w.begin), end = uniform(w.end);
     if (begin < end) barrier_wait(shared.own_full(), 0);
     for (int32_t head = head0; head < head0 + heads; ++head) {
-      for (int32_t step0 = begin; step0 < end; step0 += kStep) step(head, step0, transformed);
+      for (int32_t step0 = begin; step0 < end; step0 += kStep) {
+        barrier_wait(shared.full(ring.slot), ring.phase);
+        if (step0 < hull_end && step0 + kStep > hull_begin) step(head, step0, transformed);
+        if ((threadIdx.x & 31) == 0) barrier_arrive(shared.empty(ring.slot));
+        ring.advance();
+      }
     }
     store(Tile::kOwnsKeys ? b.dk : b.dq, p.head_dim, sum, p.softmax_scale);
     if constexpr (Tile::kOwnsKeys) store(b.dv, p.head_dim_v, value_sum, 1);
