@@ -132,34 +132,49 @@ struct BackwardConsumer {
   __device__ __forceinline__ void differentiate() {
     for_each([&](int i, RowStat stat, int, int) { dp[i] = s[i] * (dp[i] - stat.delta); });
   }
-  // Both at once, with softcap, bias and alibi.
+  // The same with softcap, bias and alibi, once both products are there: s becomes logits and dp - delta its
+  // part of ds first.
   __device__ __forceinline__ void differentiate_transformed(int32_t head, int32_t step0) {
     const Params& p = b.forward;
-    const float slope = p.alibi_slopes.data == nullptr
-                            ? 0.0F
-                            : p.alibi_slopes.data[w.s.batch * p.alibi_slopes.batch_stride + head];
-    const float* bias = p.bias.data == nullptr
-                            ? nullptr
-                            : p.bias.data + w.s.batch * p.bias.batch_stride + head * p.bias.head_stride;
-    const int64_t diagonal = w.s.rule.diagonal;
-    for_each([&](int i, RowStat stat, int half, int column) {
+    if (p.softcap != 0) {
+      const float inner = p.softmax_scale / p.softcap;
+      for_each([&](int i, RowStat stat, int, int) {
+        const float t = tanh_fast(s[i] * inner);
+        s[i] = p.softcap * t;
+        dp[i] = (dp[i] - stat.delta) * (1 - t * t);
+      });
+    } else {
+      for_each([&](int i, RowStat stat, int, int) {
+        s[i] *= p.softmax_scale;
+        dp[i] -= stat.delta;
+      });
+    }
+    if (p.alibi_slopes.data != nullptr) add_alibi(head, step0);
+    if (p.bias.data != nullptr) add_bias(head, step0);
+    if (step0 < core_begin || step0 + kStep > core_end) mask_scores<kStep>(s, span_begin, span_end, step0);
+    for_each([&](int i, RowStat stat, int, int) {
+      s[i] = exp2_approx((s[i] - stat.lse) * kLog2e);
+      dp[i] *= s[i];
+    });
+  }
+  __device__ __forceinline__ void add_alibi(int32_t head, int32_t step0) {
+    const DeviceVector<float>& slopes = b.forward.alibi_slopes;
+    const float slope = slopes.data[w.s.batch * slopes.batch_stride + head];
+    const int64_t distance = w.s.rule.diagonal + (Tile::kOwnsKeys ? step0 - own : own - step0);
+    for_each([&](int i, RowStat, int half, int column) {
+      const int further = Tile::kOwnsKeys ? column - 8 * half : 8 * half - column;
+      s[i] -= slope * fabsf(static_cast<float>(distance) + static_cast<float>(further));
+    });
+  }
+  __device__ __forceinline__ void add_bias(int32_t head, int32_t step0) {
+    const DeviceBias& bias = b.forward.bias;
+    const float* of_head = bias.data + w.s.batch * bias.batch_stride + head * bias.head_stride;
+    for_each([&](int i, RowStat, int half, int column) {
       const int32_t mine = own + 8 * half, other = step0 + column;
-      const int32_t row = Tile::kOwnsKeys ? other : mine, key = Tile::kOwnsKeys ? mine : other;
-      bool visible = other >= span_begin[half] && other < span_end[half];
-      float x = s[i] * p.softmax_scale, derivative = 1;
-      if (p.softcap != 0) {
-        const float t = tanh_fast(x / p.softcap);
-        x = p.softcap * t;
-        derivative = 1 - t * t;
-      }
-      if (bias != nullptr && visible) {
-        const float added = bias[row * p.bias.row_stride + key * p.bias.key_stride];
-        visible = added > kMaskingBiasValue;
-        x += added;
-      }
-      x -= slope * fabsf(static_cast<float>(row + diagonal) - static_cast<float>(key));
-      s[i] = visible ? exp2_approx((x - stat.lse) * kLog2e) : 0.0F;
-      dp[i] = s[i] * (dp[i] - stat.delta) * derivative;
+      if (other < span_begin[half] || other >= span_end[half]) return;
+      const float added = of_head[(Tile::kOwnsKeys ? other : mine) * bias.row_stride +
+                                  (Tile::kOwnsKeys ? mine : other) * bias.key_stride];
+      s[i] = added <= kMaskingBiasValue ? -INFINITY : s[i] + added;
     });
   }
 
