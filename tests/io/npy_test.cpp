@@ -66,7 +66,7 @@ TEST(Npy, RefusesByName) {
       {"bad_rank5", "rank 5, shape [1, 1, 1, 1, 1]; expected rank 1 to 4"},
   };
   for (const auto& [name, expected] : table) {
-    const std::string message = error_of([&] { read_npy(fixture(name)); });
+    const std::string message = error_of([&, name = name] { read_npy(fixture(name)); });
     EXPECT_THAT(message, HasSubstr(expected)) << name;
     EXPECT_THAT(message, HasSubstr(fixture(name)));
   }
