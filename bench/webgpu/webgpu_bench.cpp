@@ -1,5 +1,5 @@
 // Device time of the WebGPU kernels by timestamp queries, one JSON line a measurement.
-//   webgpu_bench forward|decode|backward [--sweep] [--quick] [--repeats N]
+//   webgpu_bench forward|decode|backward [--only f32|f16|bf16|q8|tbq4] [--sweep] [--quick] [--repeats N]
 // A measurement is the best of N submissions after a warm-up; a submission repeats its call until it lasts
 // some milliseconds.
 // --sweep tries every tile that the adapter's limits allow, not only the table's choice.
@@ -26,6 +26,7 @@ constexpr double kWarmUpSeconds = 0.2;
 
 struct Options {
   std::string what;
+  std::string only;  // a dtype, or a format of the cache; empty: all
   bool sweep = false, quick = false;
   int repeats = 5;
 };
@@ -40,6 +41,7 @@ class Bench {
 
   ForcedTiles& forced() { return context_.forced; }
   const Options& options() const { return options_; }
+  bool wants(const std::string& type) const { return options_.only.empty() || options_.only == type; }
   const Capabilities& capabilities() const { return device_.capabilities(); }
 
   // Random values of the dtype, on the device.
@@ -189,6 +191,7 @@ void bench_forward(Bench& bench) {
   shapes.push_back({32, 8, n, 128, true, DType::f16});
   shapes.push_back({16, 16, n, 128, true, DType::bf16});
   for (const Shape& s : shapes) {
+    if (!bench.wants(name_of(s.dtype))) continue;
     const Problem problem = make_problem(forward_args(bench, s));
     time_forward(bench, problem, s, "table");
     if (bench.options().sweep && s.causal && s.heads == s.kv_heads) {
@@ -205,9 +208,9 @@ void bench_forward(Bench& bench) {
         bench.forced().no_matrix = true;
         time_forward(bench, problem, s, "core");
         bench.forced().no_matrix = false;
-        for (const MatrixTile& tile : {MatrixTile{1}, {2}, {4}, {6}, {8}}) {
-          if (tile.storage_bytes(c.matrix, c.subgroup_min, static_cast<uint32_t>(s.dim)) >
-                  c.workgroup_storage ||
+        for (const MatrixTile& tile : {MatrixTile{128, 1}, {128, 2}, {128, 4}, {128, 8}}) {
+          const auto dim = static_cast<uint32_t>(s.dim);
+          if (tile.storage_bytes(c.matrix, c.subgroup_min, dim, dim) > c.workgroup_storage ||
               tile.subgroups * c.subgroup_min > c.workgroup_threads)
             continue;
           bench.forced().matrix = &tile;
@@ -222,6 +225,7 @@ void bench_forward(Bench& bench) {
 
 void bench_backward(Bench& bench) {
   for (const DType dtype : {DType::f32, DType::f16}) {
+    if (!bench.wants(name_of(dtype))) continue;
     for (const int64_t dim : {64, 128}) {
       const Shape s{16, 16, bench.options().quick ? 256 : 4096, dim, true, dtype};
       const ForwardArgs forward = forward_args(bench, s);
@@ -321,6 +325,7 @@ void bench_decode_shape(Bench& bench, KvFormat format, int64_t heads, int64_t kv
 void bench_decode(Bench& bench) {
   const int64_t tokens = bench.options().quick ? 4096 : 131072;
   for (const KvFormat format : {KvFormat::f32, KvFormat::f16, KvFormat::bf16, KvFormat::q8, KvFormat::tbq4}) {
+    if (!bench.wants(ops_of(format).name)) continue;
     // about 256 MB in f16: 131072 tokens x 4 KV heads x 128 x 2
     const int64_t n = format == KvFormat::f32 ? tokens / 2 : tokens;
     bench_decode_shape(bench, format, 4, 4, n, DType::f32);
@@ -364,6 +369,8 @@ int main(int argc, char** argv) {
       options.sweep = true;
     } else if (std::strcmp(argv[i], "--quick") == 0) {
       options.quick = true;
+    } else if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
+      options.only = argv[++i];
     } else if (std::strcmp(argv[i], "--repeats") == 0 && i + 1 < argc) {
       options.repeats = std::atoi(argv[++i]);
     } else {
@@ -371,7 +378,9 @@ int main(int argc, char** argv) {
     }
   }
   if (options.what != "forward" && options.what != "decode" && options.what != "backward") {
-    std::fprintf(stderr, "usage: webgpu_bench forward|decode|backward [--sweep] [--quick] [--repeats N]\n");
+    std::fprintf(stderr,
+                 "usage: webgpu_bench forward|decode|backward [--only TYPE] [--sweep] [--quick] "
+                 "[--repeats N]\n");
     return 2;
   }
   try {

@@ -65,10 +65,9 @@ void record_backward(Context& context, Commands& commands, const Problem& proble
 WGPUBuffer record_nan_guard(Context& context, Commands& commands, const Problem& problem);
 void record_merge(Context& context, Commands& commands, const MergeProblem& problem);
 
-// The first tiles of the tables that serve rows of `width` values within the adapter's limits; forward cuts
-// wider rows into blocks.
+// The first tile of the table that serves rows of `width` values within the adapter's limits, else the
+// widest: wider rows are cut into blocks.
 const ForwardTile& forward_tile(const Capabilities& capabilities, int64_t width);
-const GradientTile& gradient_tile(const Capabilities& capabilities, int64_t width);
 
 // What attention_forward_matrix.wgsl needs before its first line; the part that every use of matrices needs.
 std::string matrix_extensions();

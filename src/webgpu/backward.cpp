@@ -56,11 +56,8 @@ void record_delta(Context& context, Commands& commands, const Problem& problem, 
   commands.dispatch(sum, &p, sizeof(p), bindings, p.heads, 1, 1);
 }
 
-// A tile for a gradient of `width` columns; owned and walked sides are equally long.
-Specialisation specialised(const Capabilities& c, const char* shader, const char* entry, int64_t width,
-                           const Params& p, uint32_t& own) {
-  const GradientTile& tile = gradient_tile(c, width);
-  own = tile.rows;
+Specialisation specialised(const Capabilities& c, const char* shader, const char* entry,
+                           const ForwardTile& tile, const Params& p) {
   Specialisation s{shader, entry, "", {}};
   s.constants = {
       {"THREADS", tile.threads()},      {"OWN", tile.rows},         {"OTHER", tile.keys},
@@ -89,17 +86,18 @@ void record_gradient(Context& context, Commands& commands, const Problem& proble
   if (gradient.binding.buffer == nullptr) return;
   require_distinct(gradient, name, {o.query, o.key, o.value, o.dout});
   p.out = gradient.params;
-  uint32_t own = 0;
   const int64_t width = of_query || of_key ? problem.head_dim : problem.head_dim_v;
+  const ForwardTile& tile = forward_tile(context.device.capabilities(), width);
+  p.column_blocks = static_cast<uint32_t>((width + tile.columns() - 1) / tile.columns());
   Specialisation s =
       specialised(context.device.capabilities(), of_query ? "attention_bwd_dq" : "attention_bwd_dkv",
-                  of_query ? "backward_query" : "backward_key_value", width, p, own);
+                  of_query ? "backward_query" : "backward_key_value", tile, p);
   if (!of_query) s.constants.emplace_back("WANT_KEY", of_key ? 1 : 0);
-  const int64_t tiles = tiles_of(problem, of_query ? problem.seqlen_q : problem.seqlen_k, own);
+  const int64_t tiles = tiles_of(problem, of_query ? problem.seqlen_q : problem.seqlen_k, tile.rows);
   commands.dispatch(context.pipelines.get(s, "urrrrrrw"), &p, sizeof(p),
                     {o.query.binding, o.key.binding, o.value.binding, o.dout.binding, o.stats.binding, o.side,
                      gradient.binding},
-                    static_cast<uint32_t>(tiles), of_query ? p.heads : p.kv_heads,
+                    static_cast<uint32_t>(tiles) * p.column_blocks, of_query ? p.heads : p.kv_heads,
                     problem.packed() ? 1 : p.batch);
 }
 

@@ -65,9 +65,11 @@ Support grid_fits(const Capabilities& c, const Problem& problem) {
   const int64_t tiles = problem.seqlen_q / tile.rows + (problem.packed() ? problem.batch : 1);
   if (tiles * blocks > most) return no("tiles of query rows", tiles * blocks);
   if (problem.phase == Phase::forward) return Support::yes();
-  const int64_t own = gradient_tile(c, std::max(problem.head_dim, problem.head_dim_v)).rows;
+  const int64_t widest = std::max(problem.head_dim, problem.head_dim_v);
+  const ForwardTile& own = forward_tile(c, widest);
   const int64_t longest = std::max(problem.seqlen_q, problem.seqlen_k);
-  const int64_t gradient_tiles = longest / own + (problem.packed() ? problem.batch : 1);
+  const int64_t gradient_tiles = (longest / own.rows + (problem.packed() ? problem.batch : 1)) *
+                                 ((widest + own.columns() - 1) / own.columns());
   return gradient_tiles > most ? no("tiles of rows or keys", gradient_tiles) : Support::yes();
 }
 

@@ -16,16 +16,7 @@ const ForwardTile& forward_tile(const Capabilities& c, int64_t width) {
     if (width <= tile.columns()) break;
   }
   if (widest != nullptr) return *widest;
-  throw Error(ErrorCode::unsupported, "webgpu", "no tile of forward within this adapter's limits");
-}
-
-const GradientTile& gradient_tile(const Capabilities& c, int64_t width) {
-  for (const GradientTile& tile : kGradientTiles) {
-    const bool fits = tile.storage_bytes() <= storage_of(c) && tile.threads() <= c.workgroup_threads;
-    if (fits && width <= tile.width) return tile;
-  }
-  throw Error(ErrorCode::unsupported, "webgpu",
-              "no tile for gradients of " + std::to_string(width) + " columns within this adapter's limits");
+  throw Error(ErrorCode::unsupported, "webgpu", "no tile within this adapter's limits");
 }
 
 std::string matrix_extensions() {

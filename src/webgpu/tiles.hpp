@@ -7,7 +7,8 @@
 namespace attnspan::webgpu {
 
 // attention_forward.wgsl: a thread has 8 rows and 4 keys of the scores, 8 rows and column_vecs vec4 of out.
-// Each thread moves four vec4 of query, of keys and of values a step.
+// So have attention_bwd_dq.wgsl and attention_bwd_dkv.wgsl, of a gradient; there rows are what a workgroup
+// owns. Each thread moves four vec4 of query, of keys and of values a step.
 struct ForwardTile {
   uint32_t rows, keys;
   uint32_t dim_quads, value_keys;
@@ -43,63 +44,31 @@ inline constexpr ForwardTile kForwardTiles[] = {
 };
 static_assert(std::ranges::all_of(kForwardTiles, &ForwardTile::loads_in_fours));
 
-// attention_bwd_dq.wgsl, attention_bwd_dkv.wgsl: a thread has 4 x 4 scores and 4 x column_vecs vec4 of a
-// gradient.
-struct GradientTile {
-  int64_t width;  // serves gradients of this many columns: keys / 4 * column_vecs * 4
-  uint32_t rows, keys;
-  uint32_t dim_quads, value_keys;
-  uint32_t column_vecs;
-
-  uint32_t threads() const { return rows / 4 * keys / 4; }
-  uint32_t stage_vecs() const {
-    const uint32_t score = (rows + keys) * dim_quads + (rows + keys) / 4;
-    const uint32_t value = value_keys * keys / 4 * column_vecs;
-    return score > value ? score : value;
-  }
-  uint32_t storage_bytes() const { return 16 * (stage_vecs() + rows * keys / 4 + rows * keys / 16); }
-};
-
-inline constexpr GradientTile kGradientTiles[] = {
-    // 48 KiB of workgroup memory and 256 threads: 64 x 64 scores reuse each staged value 64 times, and 16
-    // rows of
-    // threads leave 4 x (4 + 4 column_vecs) accumulators a thread. 37 to 38 KB.
-    {64, 64, 64, 8, 64, 1},
-    {128, 64, 64, 8, 32, 2},
-    {256, 64, 64, 8, 16, 4},
-    {576, 64, 64, 8, 8, 9},
-    // The default limits of WebGPU (16 KiB, 256 threads): 32 x 32 scores by 64 threads, 13.5 to 14.3 KB.
-    {64, 32, 32, 8, 32, 2},
-    {128, 32, 32, 8, 16, 4},
-    {256, 32, 32, 8, 8, 8},
-    {576, 32, 32, 8, 4, 18},
-};
-
 // attention_forward_matrix.wgsl: `subgroups` share each staged key. Rows = matrix * subgroups; keys = 16
 // times the lanes that share a row of a matrix.
 struct MatrixTile {
+  uint32_t widest;  // serves rows of up to this many values
   uint32_t subgroups;
 
+  uint32_t rows(uint32_t matrix) const { return matrix * subgroups; }
   static uint32_t keys(uint32_t matrix, uint32_t subgroup) { return 16 * (subgroup / matrix); }
-  uint32_t storage_bytes(uint32_t matrix, uint32_t subgroup, uint32_t widest) const {
-    const uint32_t rows = matrix * subgroups, k = keys(matrix, subgroup);
-    return 4 * k * (widest + 8) + 4 * rows * (k + 4) + 2 * rows * (k + 8) + 4 * rows + 32;
-  }
-  // Two vectors of keys and two of values a thread cover a tile: all are fetched a step ahead.
-  bool fetches_ahead(uint32_t matrix, uint32_t subgroup, uint32_t widest) const {
-    return keys(matrix, subgroup) * widest / 8 <= 2 * subgroups * subgroup;
+  // Strides are padded to an odd number of 16-byte vectors.
+  uint32_t storage_bytes(uint32_t matrix, uint32_t subgroup, uint32_t dim, uint32_t dim_v) const {
+    const uint32_t k = keys(matrix, subgroup);
+    const uint32_t key_bytes = std::max(16 * k * (dim / 8 | 1), 4 * subgroups * matrix * matrix);
+    return key_bytes + 16 * k * (dim_v / 8 | 1) + 16 * rows(matrix) * (k / 4 + 1) + 4 * rows(matrix) + 16;
   }
 };
 
 inline constexpr uint32_t kWidestMatrixRow = 128;  // wider rows of out would not fit the registers
 
-// The first that fetches ahead within the limits, else the first within the limits. On 16 x 16 matrices,
-// subgroups of 32:
+// The first within the limits. On 16 x 16 matrices and subgroups of 32 the first two fetch every key a step
+// ahead; on an H200 half or twice the subgroups are slower: 51 and 96 TFLOP/s instead of 103 at 64 columns,
+// causal; at 128 columns 50 with half, and more do not fit.
 inline constexpr MatrixTile kMatrixTiles[] = {
-    {4},  // 64 x 32. Up to 64 columns: 24 KB
-    {8},  // 128 x 32. 128 columns: 47 KB
-    {2},
-    {1},
+    {64, 4},   // 64 x 32 tiles, 19 KB
+    {128, 8},  // 128 x 32 tiles, 36 KB
+    {128, 4}, {128, 2}, {128, 1},
 };
 
 // attention_decode.wgsl. Rows are the (query row, head) pairs that share each loaded key.

@@ -18,7 +18,7 @@ TEST(Shaders, AreValidAsTheyAre) {
     std::string source = shader.source;
     if (shader.name == std::string("attention_forward_matrix")) {  // experimental, and sized by its prelude
       if (c.matrix == 0) continue;
-      source = matrix_prelude(c, kMatrixTiles[0], 72, 40) + source;
+      source = matrix_prelude(c, kMatrixTiles[1], 72, 40) + source;
     }
     WGPUShaderSourceWGSL wgsl{};
     wgsl.chain.sType = WGPUSType_ShaderSourceWGSL;

@@ -17,8 +17,8 @@ override WANT_KEY: bool = true;  // dk, else dv
 @group(0) @binding(7) var<storage, read_write> out: array<atomic<u32>>;
 
 var<workgroup> stage: array<vec4<f32>, STAGE_VECS>;
-var<workgroup> weights: array<vec4<f32>, OWN * OTHER / 4u>;
-// common: sequence load dense_rows backward_loads score backward_score store store_quad backward_products
+var<workgroup> weights: array<vec4<f32>, OWN * OTHER / 4u + OWN / 8u>;
+// common: sequence load dense_rows backward_loads score backward_score store store_quad products backward_products
 struct KeyTile { batch: u32, key0: i32 }
 // The sequence of key tile `tile`. Packed batches list their tiles one sequence after the other.
 fn key_tile_of(tile: u32, batch: u32) -> KeyTile {
@@ -49,123 +49,101 @@ fn rows_seeing(s: Sequence, key0: i32, key1: i32) -> vec2<i32> {
   return vec2<i32>(first, low);
 }
 
-struct Block { s: Sequence, kv_head: u32, key0: i32, key1: i32 }
-// Keys or values (own) beside rows of query or dout (other): one chunk of the head dim.
-fn stage_scores(b: Block, head: u32, r0: i32, row_end: i32, first_quad: u32, gradients: bool, thread: u32) {
+// Own: keys, or values. Beyond the head dim 0, so that others may repeat their last vec4 there.
+fn fetch_own(b: Block, e: u32, first_quad: u32, gradients: bool) -> vec4<f32> {
+  let row = b.s.k_row0 + u32(min(b.own0 + i32(e / DIM_QUADS), b.own_last));
+  let quad = first_quad + e % DIM_QUADS;
   let dim = select(p.head_dim, p.head_dim_v, gradients);
-  for (var e = thread; e < OWN * DIM_QUADS; e += THREADS) {
-    let r = e / DIM_QUADS;
-    let quad = first_quad + e % DIM_QUADS;
-    var v = vec4<f32>();
-    if (b.key0 + i32(r) < b.key1 && 4u * quad < dim) {
-      let row = b.s.k_row0 + u32(b.key0) + r;
-      if (gradients) { v = dense_value_quad(address(p.value, b.s.batch, b.kv_head, row), quad); }
-      else { v = dense_key_quad(address(p.key, b.s.batch, b.kv_head, row), quad); }
-    }
-    stage[e + (r >> 2u)] = v;
-  }
-  let base = OWN * DIM_QUADS + OWN / 4u;
-  for (var e = thread; e < OTHER * DIM_QUADS; e += THREADS) {
-    let r = e / DIM_QUADS;
-    let quad = first_quad + e % DIM_QUADS;
-    var v = vec4<f32>();
-    if (r0 + i32(r) < row_end && 4u * quad < dim) {
-      let row = b.s.q_row0 + u32(r0) + r;
-      if (gradients) { v = dout_quad(address(p.dout, b.s.batch, head, row), quad); }
-      else { v = query_quad(address(p.query, b.s.batch, head, row), quad); }
-    }
-    stage[base + e + (r >> 2u)] = v;
-  }
+  var v: vec4<f32>;
+  if (gradients) { v = dense_value_quad(address(p.value, b.s.batch, b.kv_head, row), min(quad, (dim - 1u) / 4u)); }
+  else { v = dense_key_quad(address(p.key, b.s.batch, b.kv_head, row), min(quad, (dim - 1u) / 4u)); }
+  return select(vec4<f32>(), v, 4u * quad < dim);
 }
-// Rows of query (for dk) or dout (for dv), all columns.
-fn stage_rows(b: Block, head: u32, r0: i32, row_end: i32, thread: u32) {
+// Other: rows of query, or of dout. Those past the end repeat the last one: their weights are 0.
+fn fetch_other(b: Block, r0: i32, e: u32, first_quad: u32, gradients: bool) -> vec4<f32> {
+  let row = b.s.q_row0 + u32(min(r0 + i32(e / DIM_QUADS), b.other_end - 1));
+  let quad = first_quad + e % DIM_QUADS;
+  if (gradients) { return dout_quad(address(p.dout, b.s.batch, b.head, row), min(quad, (p.head_dim_v - 1u) / 4u)); }
+  return query_quad(address(p.query, b.s.batch, b.head, row), min(quad, (p.head_dim - 1u) / 4u));
+}
+// Rows of query (for dk) or dout (for dv).
+fn fetch_column(b: Block, r0: i32, e: u32) -> vec4<f32> {
   let columns = OTHER / 4u * COLUMN_VECS;
-  let dim = select(p.head_dim_v, p.head_dim, WANT_KEY);
-  for (var e = thread; e < CHUNK * columns; e += THREADS) {
-    let quad = e % columns;
-    let row = r0 + i32(e / columns);
-    var v = vec4<f32>();
-    if (row < row_end && 4u * quad < dim) {
-      let at = b.s.q_row0 + u32(row);
-      if (WANT_KEY) { v = query_quad(address(p.query, b.s.batch, head, at), quad); }
-      else { v = dout_quad(address(p.dout, b.s.batch, head, at), quad); }
+  let row = b.s.q_row0 + u32(min(r0 + i32(e / columns), b.other_end - 1));
+  let quad = b.first_column + e % columns;
+  if (WANT_KEY) { return query_quad(address(p.query, b.s.batch, b.head, row), min(quad, (p.head_dim - 1u) / 4u)); }
+  return dout_quad(address(p.dout, b.s.batch, b.head, row), min(quad, (p.head_dim_v - 1u) / 4u));
+}
+// (lse, delta) of this thread's rows of the tile.
+struct Stats { lse: vec4<f32>, delta: vec4<f32> }
+fn other_stats(b: Block, r0: i32, tx: u32) -> Stats {
+  let first = r0 + i32(4u * tx);
+  let x = stats_of(b.s, b.head, min(first, b.other_end - 1));
+  let y = stats_of(b.s, b.head, min(first + 1, b.other_end - 1));
+  let z = stats_of(b.s, b.head, min(first + 2, b.other_end - 1));
+  let w = stats_of(b.s, b.head, min(first + 3, b.other_end - 1));
+  return Stats(vec4<f32>(x.x, y.x, z.x, w.x), vec4<f32>(x.y, y.y, z.y, w.y));
+}
+// p, for dk times d score / d (query . key), where no key and no transform is special ...
+fn plain_weights(x: Eight, lse: vec4<f32>) -> Eight {
+  let unit = p.softmax_scale;
+  let slope = select(1.0, unit, WANT_KEY);
+  return Eight(slope * exp(unit * x.a - lse), slope * exp(unit * x.b - lse), slope * exp(unit * x.c - lse),
+               slope * exp(unit * x.d - lse), slope * exp(unit * x.e - lse), slope * exp(unit * x.f - lse),
+               slope * exp(unit * x.g - lse), slope * exp(unit * x.h - lse));
+}
+// ... and where one may be, pair by pair.
+fn masked_weights(b: Block, r0: i32, x: Eight, lse: vec4<f32>, t: Thread) -> Eight {
+  let at = weights_at(t);
+  put_weights(at, x);
+  for (var c = 0u; c < 4u; c++) {
+    let row = r0 + i32(4u * t.tx + c);
+    var span = vec2<i32>();  // of rows past the end: empty
+    if (row < b.other_end) { span = span_of(b.s, row); }
+    span.y = min(span.y, b.own_last + 1);
+    for (var i = 0u; i < 8u; i++) {
+      let w = weights[at + i * (OTHER / 4u)];
+      let y = pair_weight(b, row, b.own0 + i32(8u * t.ty + i), span, lse[c], w[c], WANT_KEY);
+      weights[at + i * (OTHER / 4u)] = select(w, vec4<f32>(y), vec4<u32>(0u, 1u, 2u, 3u) == vec4<u32>(c));
     }
-    stage[e] = v;
   }
+  return weight_rows(at);
+}
+fn score_gradients(w: Eight, y: Eight, delta: vec4<f32>) -> Eight {
+  return Eight(w.a * (y.a - delta), w.b * (y.b - delta), w.c * (y.c - delta), w.d * (y.d - delta),
+               w.e * (y.e - delta), w.f * (y.f - delta), w.g * (y.g - delta), w.h * (y.h - delta));
 }
 
 @compute @workgroup_size(THREADS)
 fn backward_key_value(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-  let tile = key_tile_of(group.x, group.z);
+  let tile = key_tile_of(group.x / p.column_blocks, group.z);
   if (tile.batch == NONE) { return; }
   let s = sequence_of(tile.batch);
   // Keys of the tensor that do not exist (seqused_k) get zeros.
   var stored_keys = i32(p.seqlen_k);
   if (p.cu_seqlens_k != NONE) { stored_keys = s.key_limit; }
-  let b = Block(s, group.y, tile.key0, min(tile.key0 + i32(OWN), s.key_limit));
-  let tx = thread % (OTHER / 4u);
-  let ty = thread / (OTHER / 4u);
-  let rows = rows_seeing(s, b.key0, b.key1);
-  var acc = array<array<vec4<f32>, 4>, MAX_COLUMN_VECS>();
-
+  let key_end = min(tile.key0 + i32(OWN), s.key_limit);
+  let t = Thread(thread, thread % (OTHER / 4u), thread / (OTHER / 4u));
+  let rows = rows_seeing(s, tile.key0, key_end);
+  let first_column = group.x % p.column_blocks * (OTHER / 4u) * COLUMN_VECS;
+  let plain = p.softcap == 0.0 && p.bias == NONE && p.alibi == NONE && tile.key0 + i32(OWN) == key_end;
+  var sum = Gradient();
   for (var g = 0u; g < p.group; g++) {
-    let head = b.kv_head * p.group + g;
+    let b = Block(s, group.y * p.group + g, group.y, tile.key0, key_end - 1, rows.y, first_column);
     for (var r0 = rows.x; r0 < rows.y; r0 += i32(OTHER)) {
-      var scores = array<vec4<f32>, 4>();
-      for (var d0 = 0u; 4u * d0 < p.head_dim; d0 += DIM_QUADS) {
-        workgroupBarrier();
-        stage_scores(b, head, r0, rows.y, d0, false, thread);
-        workgroupBarrier();
-        dot_chunk(&scores, tx, ty);
+      var w = dot_products(b, r0, false, t);
+      let row_stats = other_stats(b, r0, t.tx);
+      let last = r0 + i32(OTHER) - 1;
+      if (plain && last < rows.y && span_of(s, last).x <= tile.key0 && span_of(s, r0).y >= key_end) {
+        w = plain_weights(w, row_stats.lse);
+      } else {
+        w = masked_weights(b, r0, w, row_stats.lse, t);
       }
-      var d_scores = array<vec4<f32>, 4>();
-      if (WANT_KEY) {
-        for (var d0 = 0u; 4u * d0 < p.head_dim_v; d0 += DIM_QUADS) {
-          workgroupBarrier();
-          stage_scores(b, head, r0, rows.y, d0, true, thread);
-          workgroupBarrier();
-          dot_chunk(&d_scores, tx, ty);
-        }
-      }
-
-      var tile_weights = array<vec4<f32>, 4>();
-      for (var j = 0u; j < 4u; j++) {
-        let row = r0 + i32(4u * tx + j);
-        if (row < rows.y) {
-          let span = span_of(s, row);
-          let row_stats = stats_of(s, head, row);
-          for (var i = 0u; i < 4u; i++) {
-            let position = b.key0 + i32(4u * ty + i);
-            if (position >= span.x && position < span.y) {
-              let x = logit_and_slope(s, head, row, position, scores[i][j]);
-              if (x.x > NO_SCORE) {
-                var w = exp(x.x - row_stats.x);
-                if (WANT_KEY) { w *= (d_scores[i][j] - row_stats.y) * x.y; }
-                tile_weights[i][j] = w;
-              }
-            }
-          }
-        }
-      }
-      for (var i = 0u; i < 4u; i++) { weights[(4u * ty + i) * (OTHER / 4u) + tx] = tile_weights[i]; }
-
-      for (var first = 0u; first < OTHER; first += CHUNK) {
-        workgroupBarrier();
-        stage_rows(b, head, r0 + i32(first), rows.y, thread);
-        workgroupBarrier();
-        accumulate_chunk(&acc, first, tx, ty);
-      }
+      if (WANT_KEY) { w = score_gradients(w, dot_products(b, r0, true, t), row_stats.delta); }
+      put_weights(weights_at(t), w);
+      sum = add_rows(sum, b, r0, t);
     }
   }
-
-  let dim = select(p.head_dim_v, p.head_dim, WANT_KEY);
-  for (var i = 0u; i < 4u; i++) {
-    let position = b.key0 + i32(4u * ty + i);
-    if (position >= stored_keys) { continue; }
-    let at = address(p.out, s.batch, b.kv_head, s.k_row0 + u32(position));
-    for (var c = 0u; c < COLUMN_VECS; c++) {
-      let d = 4u * (c * (OTHER / 4u) + tx);
-      if (d < dim) { store_quad(at, d, dim, acc[c][i]); }
-    }
-  }
+  let b = Block(s, 0u, group.y, tile.key0, key_end - 1, rows.y, first_column);
+  write_gradient(b, s.k_row0 + u32(tile.key0), group.y, stored_keys - 1, select(p.head_dim_v, p.head_dim, WANT_KEY), sum, t);
 }

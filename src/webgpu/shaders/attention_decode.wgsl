@@ -15,6 +15,7 @@
 override THREADS: u32 = 128u;
 override ROWS: u32 = 4u;           // 1, 2, 4 or 8
 override STEP_TILES: u32 = 1u;     // tiles of THREADS keys between two maxima
+override TWO_KEYS: bool = false;    // a thread takes two keys at a time; STEP_TILES is even
 override QUERY_VECS: u32 = 128u;   // ROWS * p.query_quads, or more
 
 @group(0) @binding(0) var<uniform> p: Params;
@@ -112,23 +113,41 @@ fn key_scale_of(scale_row: u32, vector: u32, format: u32) -> f32 {
   let at = (scale_row >> 1u) + (first >> firstTrailingBit(p.key_block));
   return f16_of(half_of(key_scale[at >> 1u], (at & 1u) != 0u));
 }
-// query . key for every row. Vectors past the end repeat the last one, against zeros.
-fn key_dots(place: vec2<u32>, kv_head: u32, lane: u32) -> PerRow {
+struct KeyRow { row: u32, scale_row: u32 }  // in vectors; in bytes
+fn key_row(place: vec2<u32>, kv_head: u32) -> KeyRow {
+  return KeyRow(address(p.key, place, kv_head) >> 4u, address(p.key_scale, place, kv_head));
+}
+fn fetch_vectors(k: KeyRow, at: vec4<u32>) -> Four {
+  return Four(key[k.row + at.x], key[k.row + at.y], key[k.row + at.z], key[k.row + at.w]);
+}
+fn fetch_key_scales(k: KeyRow, at: vec4<u32>, format: u32) -> vec4<f32> {
+  return vec4<f32>(key_scale_of(k.scale_row, at.x, format), key_scale_of(k.scale_row, at.y, format),
+                   key_scale_of(k.scale_row, at.z, format), key_scale_of(k.scale_row, at.w, format));
+}
+struct TwoKeys { a: PerRow, b: PerRow }
+// query . key for every row and two keys: they share what is read of the queries, and twice as much is under way.
+// Vectors past the end repeat the last one, against zeros.
+fn key_dots(k: KeyRow, k2: KeyRow, lane: u32) -> TwoKeys {
   let format = select(KEY_FORMAT, p.key_format, KEY_FORMAT == RUNTIME);
   let quads = quads_in_vector(format);
   let last = (p.head_dim + 4u * quads - 1u) / (4u * quads) - 1u;
-  let row = address(p.key, place, kv_head) >> 4u;
-  let scale_row = address(p.key_scale, place, kv_head);
-  var s = PerRow();
+  var s = TwoKeys();
   for (var v = 0u; v <= last; v += 4u) {
     let at = min(vec4<u32>(v, v + 1u, v + 2u, v + 3u), vec4<u32>(last));
-    let raw = Four(key[row + at.x], key[row + at.y], key[row + at.z], key[row + at.w]);
-    let scale = vec4<f32>(key_scale_of(scale_row, at.x, format), key_scale_of(scale_row, at.y, format),
-                          key_scale_of(scale_row, at.z, format), key_scale_of(scale_row, at.w, format));
-    s = vector_dots(raw.a, format, v * quads, scale.x, lane, s);
-    s = vector_dots(raw.b, format, (v + 1u) * quads, scale.y, lane, s);
-    s = vector_dots(raw.c, format, (v + 2u) * quads, scale.z, lane, s);
-    s = vector_dots(raw.d, format, (v + 3u) * quads, scale.w, lane, s);
+    let raw = fetch_vectors(k, at);
+    var raw2 = Four();
+    if (TWO_KEYS) { raw2 = fetch_vectors(k2, at); }
+    let scale = fetch_key_scales(k, at, format);
+    var scale2 = vec4<f32>();
+    if (TWO_KEYS) { scale2 = fetch_key_scales(k2, at, format); }
+    s.a = vector_dots(raw.a, format, v * quads, scale.x, lane, s.a);
+    if (TWO_KEYS) { s.b = vector_dots(raw2.a, format, v * quads, scale2.x, lane, s.b); }
+    s.a = vector_dots(raw.b, format, (v + 1u) * quads, scale.y, lane, s.a);
+    if (TWO_KEYS) { s.b = vector_dots(raw2.b, format, (v + 1u) * quads, scale2.y, lane, s.b); }
+    s.a = vector_dots(raw.c, format, (v + 2u) * quads, scale.z, lane, s.a);
+    if (TWO_KEYS) { s.b = vector_dots(raw2.c, format, (v + 2u) * quads, scale2.z, lane, s.b); }
+    s.a = vector_dots(raw.d, format, (v + 3u) * quads, scale.w, lane, s.a);
+    if (TWO_KEYS) { s.b = vector_dots(raw2.d, format, (v + 3u) * quads, scale2.w, lane, s.b); }
   }
   return s;
 }
@@ -369,10 +388,13 @@ fn decode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_ind
   for (var k0 = b.keys.x; k0 < b.keys.y; k0 += i32(THREADS * STEP_TILES)) {
     let tiles = min(STEP_TILES, (u32(b.keys.y - k0) + THREADS - 1u) / THREADS);
     for (var r = 0u; r < ROWS; r++) { partial[r * THREADS + thread] = NO_SCORE; }
-    for (var tile = 0u; tile < tiles; tile++) {
+    for (var tile = 0u; tile < tiles; tile += select(1u, 2u, TWO_KEYS)) {
       let position = k0 + i32(tile * THREADS + thread);
-      let qk = key_dots(key_place(s, min(position, b.keys.y - 1)), b.kv_head, lane);
-      write_scores(b, tile, position, thread, qk);
+      let position2 = position + i32(THREADS);
+      let qk = key_dots(key_row(key_place(s, min(position, b.keys.y - 1)), b.kv_head),
+                        key_row(key_place(s, min(position2, b.keys.y - 1)), b.kv_head), lane);
+      write_scores(b, tile, position, thread, qk.a);
+      if (TWO_KEYS) { write_scores(b, tile + 1u, position2, thread, qk.b); }
     }
     update_maxima(thread);
     exponentiate(tiles, thread);

@@ -1,5 +1,5 @@
 // Exact attention, forward, in core WGSL: no extension, no subgroups, f32 arithmetic, any storage format.
-// common: formats params sequence row_tile load codes dense_rows cache_rows key_address score store store_quad split
+// common: formats params sequence row_tile load codes dense_rows cache_rows key_address score store store_quad split products
 //
 // One workgroup computes TILE_ROWS query rows of one head. It walks over the keys that its rows see, TILE_KEYS
 // at a time: scores = query . key, score transform, mask by two integers, online softmax, out += p . value.
@@ -35,25 +35,6 @@ var<workgroup> row_values: array<vec4<f32>, TILE_ROWS * TILE_KEYS / 16u>;
 
 struct Block { s: Sequence, head: u32, kv_head: u32, row0: i32, last_row: i32, key_end: i32, first_column: u32 }
 struct Thread { index: u32, tx: u32, ty: u32 }
-struct Four { a: vec4<f32>, b: vec4<f32>, c: vec4<f32>, d: vec4<f32> }
-struct Eight {  // one vec4 for each row of a thread
-  a: vec4<f32>, b: vec4<f32>, c: vec4<f32>, d: vec4<f32>, e: vec4<f32>, f: vec4<f32>, g: vec4<f32>, h: vec4<f32>
-}
-struct PerRow { lo: vec4<f32>, hi: vec4<f32> }  // one number for each row of a thread
-
-// ---- the product: sum += w.x v.a + w.y v.b + w.z v.c + w.w v.d, row by row
-fn weighed(w: vec4<f32>, v: Four, sum: vec4<f32>) -> vec4<f32> {
-  return fma(vec4<f32>(w.w), v.d, fma(vec4<f32>(w.z), v.c, fma(vec4<f32>(w.y), v.b, fma(vec4<f32>(w.x), v.a, sum))));
-}
-fn add_weighed(sum: Eight, w: Eight, v: Four) -> Eight {
-  return Eight(weighed(w.a, v, sum.a), weighed(w.b, v, sum.b), weighed(w.c, v, sum.c), weighed(w.d, v, sum.d),
-               weighed(w.e, v, sum.e), weighed(w.f, v, sum.f), weighed(w.g, v, sum.g), weighed(w.h, v, sum.h));
-}
-fn scaled(v: Eight, by: PerRow) -> Eight {
-  return Eight(v.a * by.lo.x, v.b * by.lo.y, v.c * by.lo.z, v.d * by.lo.w,
-               v.e * by.hi.x, v.f * by.hi.y, v.g * by.hi.z, v.h * by.hi.w);
-}
-
 // ---- memory to registers to workgroup memory, four vec4 a thread and step; a vec4 of padding after four rows keeps the banks apart
 fn fetch_query(b: Block, e: u32, first_quad: u32) -> vec4<f32> {
   let row = u32(min(b.row0 + i32(e / DIM_QUADS), b.last_row));

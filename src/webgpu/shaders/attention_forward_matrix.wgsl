@@ -1,9 +1,12 @@
 // Exact attention, forward, f16 tensors on subgroup matrices with f32 sums (chromium_experimental_subgroup_matrix).
 //
 // A subgroup owns MATRIX query rows: its query stays in DIM_TILES left matrices, its out in VALUE_TILES result
-// matrices, at most 8 each. Scores pass through workgroup memory, because a matrix shows no single element. Rescaling out by rows
-// does too, so it is put off: the reference of a row moves only when a maximum beats it by SLACK, and until then
-// probabilities may reach exp(SLACK) = 148, far inside f16.
+// matrices, at most 8 each. Scores pass through workgroup memory, because a matrix shows no single element; each
+// lane then holds 16 scores of one row, and puts its probabilities, as halves, where its scores were. The traffic
+// of workgroup memory is what this kernel waits for, so all of it moves 16 bytes at a time, and strides keep the
+// banks apart.
+// Rescaling out by rows takes a way through memory too, so it is put off: the reference of a row moves only when a
+// maximum beats it by SLACK, and until then probabilities may reach 2^SLACK = 147, far inside f16.
 //
 // The host prepends what `override` can't say: the extensions and the sizes of arrays of matrices,
 //   enable f16; enable subgroups; enable chromium_experimental_subgroup_matrix;
@@ -14,18 +17,30 @@
 const THREADS = SUBGROUP * SUBGROUPS;
 const TILE_ROWS = MATRIX * SUBGROUPS;
 const ROW_LANES = SUBGROUP / MATRIX;       // lanes that share a row
-const TILE_KEYS = 16u * ROW_LANES;         // 16 scores a lane
+const SHARE = 16u;                         // keys of a lane
+const TILE_KEYS = SHARE * ROW_LANES;
 const KEY_TILES = TILE_KEYS / MATRIX;
-const DIM = MATRIX * DIM_TILES;            // head_dim, zero-padded to whole matrices
-const DIM_V = MATRIX * VALUE_TILES;
-const WIDE = max(DIM, DIM_V) + 8u;         // strides of staged rows: 16 bytes of padding keep the banks apart
-const SCORE_STRIDE = TILE_KEYS + 4u;
-const P_STRIDE = TILE_KEYS + 8u;
-const SLACK = 5.0;
+// Vectors of 16 bytes in a row, zero-padded to whole matrices, and strides: odd, so that eight rows lie in all banks.
+const HALF_TILE = MATRIX / 8u;             // of a matrix of halves
+const SUM_TILE = MATRIX / 4u;              // of a matrix of sums
+const KEY_VECS = HALF_TILE * DIM_TILES;
+const VALUE_VECS = HALF_TILE * VALUE_TILES;
+const KEY_STRIDE = KEY_VECS + 1u - KEY_VECS % 2u;
+const VALUE_STRIDE = VALUE_VECS + 1u - VALUE_VECS % 2u;
+const SCORE_VECS = TILE_KEYS / 4u;
+const SCORE_STRIDE = SCORE_VECS + 1u;
+const QUERY_TILES = SCORE_VECS / HALF_TILE; // of the query, staged at a time
+const SLACK = 7.2;
+const LOG2_E = 1.4426950408889634;
+const MASKED = -1e38;  // in bits, as all scores here: a logit times LOG2_E
+const SEEN = -1e37;    // the reference of a row that has seen a key lies above
 
 alias Left = subgroup_matrix_left<f16, MATRIX, MATRIX>;
 alias Right = subgroup_matrix_right<f16, MATRIX, MATRIX>;
 alias Sums = subgroup_matrix_result<f32, MATRIX, MATRIX>;
+// Names, not indices: an index left to run time would move matrices out of the registers.
+struct Query { a: Left, b: Left, c: Left, d: Left, e: Left, f: Left, g: Left, h: Left }
+struct Out { a: Sums, b: Sums, c: Sums, d: Sums, e: Sums, f: Sums, g: Sums, h: Sums }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read> query: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read> key: array<vec4<u32>>;
@@ -34,391 +49,330 @@ alias Sums = subgroup_matrix_result<f32, MATRIX, MATRIX>;
 @group(0) @binding(5) var<storage, read_write> out: array<atomic<u32>>;
 @group(0) @binding(6) var<storage, read_write> lse: array<u32>;
 
-// Matrices are loaded and stored 16 bytes at a time, but an array of f16 only asks for an alignment of 2: everything
-// here is a multiple of 16 bytes, so that no small variable can push an array off its alignment.
-var<workgroup> staged_key: array<f16, TILE_KEYS * WIDE>;
-var<workgroup> staged_value: array<f16, TILE_KEYS * WIDE>;
-var<workgroup> scores: array<f32, TILE_ROWS * SCORE_STRIDE>;
-var<workgroup> probabilities: array<f16, TILE_ROWS * P_STRIDE>;
+// Between the scores of a tile and the next keys, staged_key is where out is rescaled.
+var<workgroup> staged_key: array<vec4<u32>, max(TILE_KEYS * KEY_STRIDE, SUBGROUPS * MATRIX * SUM_TILE)>;
+var<workgroup> staged_value: array<vec4<u32>, TILE_KEYS * VALUE_STRIDE>;
+var<workgroup> scores: array<vec4<u32>, TILE_ROWS * SCORE_STRIDE>;  // f32 scores, then f16 probabilities
 var<workgroup> decays: array<f32, TILE_ROWS>;
 var<workgroup> rescale: array<atomic<u32>, 4>;   // two are used
 fn address(rows: Rows, batch: u32, head: u32, row: u32) -> u32 {
   return rows.base + batch * rows.batch + head * rows.head + row * rows.row;
 }
-// The halves of one 16-byte vector, those beyond `count` as 0, so that padding never meets memory of others.
-struct Oct { a: vec4<f16>, b: vec4<f16> }
-fn oct_of(words: vec4<u32>, count: u32) -> Oct {
-  let a = vec4<f16>(bitcast<vec2<f16>>(words.x), bitcast<vec2<f16>>(words.y));
-  let b = vec4<f16>(bitcast<vec2<f16>>(words.z), bitcast<vec2<f16>>(words.w));
-  if (count >= 8u) { return Oct(a, b); }
-  return Oct(select(vec4<f16>(), a, vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(count)),
-             select(vec4<f16>(), b, vec4<u32>(4u, 5u, 6u, 7u) < vec4<u32>(count)));
+// The first `count` halves of one vector, the others as 0, so that padding never meets memory of others.
+fn first_halves(words: vec4<u32>, count: u32) -> vec4<u32> {
+  if (count >= 8u) { return words; }
+  let low = select(vec4<u32>(), vec4<u32>(0xffffu), vec4<u32>(0u, 2u, 4u, 6u) < vec4<u32>(count));
+  let high = select(vec4<u32>(), vec4<u32>(0xffff0000u), vec4<u32>(1u, 3u, 5u, 7u) < vec4<u32>(count));
+  return words & (low | high);
 }
-fn remaining(dim: u32, d: u32) -> u32 { return select(0u, dim - d, d < dim); }
+fn remaining(dim: u32, vector: u32) -> u32 { return select(0u, dim - 8u * vector, 8u * vector < dim); }
 
-struct Block { s: Sequence, head: u32, row0: i32, kv_head: u32 }
-// TILE_KEYS columns of the query at a time, where the probabilities will be.
-fn stage_query(b: Block, first_column: u32, thread: u32) {
-  for (var e = thread; e < TILE_ROWS * (TILE_KEYS / 8u); e += THREADS) {
-    let r = e / (TILE_KEYS / 8u);
-    let d = 8u * (e % (TILE_KEYS / 8u));
+// One workgroup: TILE_ROWS rows of one head. It must not hold what differs between lanes: barriers depend on it.
+struct Block { s: Sequence, head: u32, kv_head: u32, row0: i32, last_row: i32, key_end: i32 }
+// One lane: its subgroup's first row in the tile, its own row, which share of the keys.
+struct Lane { thread: u32, first: u32, own: u32, part: u32 }
+
+// ---- query
+// Columns of the query, as many as fit where the scores will be, and this subgroup's matrices of them.
+fn stage_query(b: Block, me: Lane, first_vec: u32) {
+  for (var e = me.thread; e < TILE_ROWS * SCORE_VECS; e += THREADS) {
+    let row = b.row0 + i32(e / SCORE_VECS);
+    let vector = first_vec + e % SCORE_VECS;
     var words = vec4<u32>();
-    if (b.row0 + i32(r) < b.s.seqlen_q && first_column + d < p.head_dim) {
-      words = query[(address(p.query, b.s.batch, b.head, b.s.q_row0 + u32(b.row0) + r) + 2u * (first_column + d)) >> 4u];
+    if (row <= b.last_row && 8u * vector < p.head_dim) {
+      words = query[(address(p.query, b.s.batch, b.head, b.s.q_row0 + u32(row)) >> 4u) + vector];
     }
-    let o = oct_of(words, remaining(p.head_dim, first_column + d));
-    for (var i = 0u; i < 4u; i++) {
-      probabilities[r * P_STRIDE + d + i] = o.a[i];
-      probabilities[r * P_STRIDE + d + 4u + i] = o.b[i];
-    }
+    scores[e / SCORE_VECS * SCORE_STRIDE + e % SCORE_VECS] = first_halves(words, remaining(p.head_dim, vector));
   }
 }
-fn query_matrix(b: Block, own0: u32, tile: u32, thread: u32) -> Left {
-  if (tile % KEY_TILES == 0u) {
+fn query_matrix(b: Block, me: Lane, tile: u32) -> Left {
+  if (tile % QUERY_TILES == 0u) {
     workgroupBarrier();
-    stage_query(b, tile * MATRIX, thread);
+    stage_query(b, me, tile * HALF_TILE);
     workgroupBarrier();
   }
-  return subgroupMatrixLoad<Left>(&probabilities, own0 * P_STRIDE + tile % KEY_TILES * MATRIX, false, P_STRIDE);
+  let at = me.first * SCORE_STRIDE + tile % QUERY_TILES * HALF_TILE;
+  return subgroupMatrixLoad<Left, row_major>(&scores, at, SCORE_STRIDE);
 }
-// One 16-byte vector of a row: number e of the tile. Rows past the end repeat the last one, whose keys are masked.
-fn fetch_key(b: Block, k0: i32, key_end: i32, e: u32) -> vec4<u32> {
-  let row = u32(min(k0 + i32(e / (DIM / 8u)), key_end - 1));
-  let d = min(8u * (e % (DIM / 8u)), (p.head_dim - 1u) / 8u * 8u);
-  return key[(address(p.key, b.s.batch, b.kv_head, b.s.k_row0 + row) + 2u * d) >> 4u];
+fn load_query(b: Block, me: Lane) -> Query {
+  var q = Query();
+  q.a = query_matrix(b, me, 0u);
+  if (DIM_TILES > 1u) { q.b = query_matrix(b, me, 1u); }
+  if (DIM_TILES > 2u) { q.c = query_matrix(b, me, 2u); }
+  if (DIM_TILES > 3u) { q.d = query_matrix(b, me, 3u); }
+  if (DIM_TILES > 4u) { q.e = query_matrix(b, me, 4u); }
+  if (DIM_TILES > 5u) { q.f = query_matrix(b, me, 5u); }
+  if (DIM_TILES > 6u) { q.g = query_matrix(b, me, 6u); }
+  if (DIM_TILES > 7u) { q.h = query_matrix(b, me, 7u); }
+  return q;
 }
-fn fetch_value(b: Block, k0: i32, key_end: i32, e: u32) -> vec4<u32> {
-  let row = u32(min(k0 + i32(e / (DIM_V / 8u)), key_end - 1));
-  let d = min(8u * (e % (DIM_V / 8u)), (p.head_dim_v - 1u) / 8u * 8u);
-  return value[(address(p.value, b.s.batch, b.kv_head, b.s.k_row0 + row) + 2u * d) >> 4u];
-}
-// The first two vectors of a thread: under way while the step before is computed. The rest is read when it is staged.
+
+// ---- keys and values. The first two vectors of a thread are under way while the step before is computed
 struct Ahead { a: vec4<u32>, b: vec4<u32> }
-fn fetch_keys(b: Block, k0: i32, key_end: i32, thread: u32) -> Ahead {
-  return Ahead(fetch_key(b, k0, key_end, thread), fetch_key(b, k0, key_end, thread + THREADS));
+// Vector e of the tile. Rows past the end repeat the last one, whose keys are masked.
+fn fetch_key(b: Block, k0: i32, e: u32) -> vec4<u32> {
+  let row = u32(min(k0 + i32(e / KEY_VECS), b.key_end - 1));
+  let first = address(p.key, b.s.batch, b.kv_head, b.s.k_row0 + row) >> 4u;
+  return key[first + min(e % KEY_VECS, (p.head_dim - 1u) / 8u)];
 }
-fn fetch_values(b: Block, k0: i32, key_end: i32, thread: u32) -> Ahead {
-  return Ahead(fetch_value(b, k0, key_end, thread), fetch_value(b, k0, key_end, thread + THREADS));
+fn fetch_value(b: Block, k0: i32, e: u32) -> vec4<u32> {
+  let row = u32(min(k0 + i32(e / VALUE_VECS), b.key_end - 1));
+  let first = address(p.value, b.s.batch, b.kv_head, b.s.k_row0 + row) >> 4u;
+  return value[first + min(e % VALUE_VECS, (p.head_dim_v - 1u) / 8u)];
+}
+fn fetch_keys(b: Block, me: Lane, k0: i32) -> Ahead {
+  return Ahead(fetch_key(b, k0, me.thread), fetch_key(b, k0, me.thread + THREADS));
+}
+fn fetch_values(b: Block, me: Lane, k0: i32) -> Ahead {
+  return Ahead(fetch_value(b, k0, me.thread), fetch_value(b, k0, me.thread + THREADS));
 }
 fn put_key(e: u32, words: vec4<u32>) {
-  if (e >= TILE_KEYS * (DIM / 8u)) { return; }
-  let o = oct_of(words, remaining(p.head_dim, 8u * (e % (DIM / 8u))));
-  let at = e / (DIM / 8u) * WIDE + 8u * (e % (DIM / 8u));
-  staged_key[at] = o.a.x;
-  staged_key[at + 1u] = o.a.y;
-  staged_key[at + 2u] = o.a.z;
-  staged_key[at + 3u] = o.a.w;
-  staged_key[at + 4u] = o.b.x;
-  staged_key[at + 5u] = o.b.y;
-  staged_key[at + 6u] = o.b.z;
-  staged_key[at + 7u] = o.b.w;
+  if (e >= TILE_KEYS * KEY_VECS) { return; }
+  let column = e % KEY_VECS;
+  staged_key[e / KEY_VECS * KEY_STRIDE + column] = first_halves(words, remaining(p.head_dim, column));
 }
 fn put_value(e: u32, words: vec4<u32>) {
-  if (e >= TILE_KEYS * (DIM_V / 8u)) { return; }
-  let o = oct_of(words, remaining(p.head_dim_v, 8u * (e % (DIM_V / 8u))));
-  let at = e / (DIM_V / 8u) * WIDE + 8u * (e % (DIM_V / 8u));
-  staged_value[at] = o.a.x;
-  staged_value[at + 1u] = o.a.y;
-  staged_value[at + 2u] = o.a.z;
-  staged_value[at + 3u] = o.a.w;
-  staged_value[at + 4u] = o.b.x;
-  staged_value[at + 5u] = o.b.y;
-  staged_value[at + 6u] = o.b.z;
-  staged_value[at + 7u] = o.b.w;
+  if (e >= TILE_KEYS * VALUE_VECS) { return; }
+  let column = e % VALUE_VECS;
+  staged_value[e / VALUE_VECS * VALUE_STRIDE + column] = first_halves(words, remaining(p.head_dim_v, column));
 }
-fn stage_key(b: Block, k0: i32, key_end: i32, thread: u32, ahead: Ahead) {
-  put_key(thread, ahead.a);
-  put_key(thread + THREADS, ahead.b);
-  for (var e = thread + 2u * THREADS; e < TILE_KEYS * (DIM / 8u); e += THREADS) { put_key(e, fetch_key(b, k0, key_end, e)); }
+fn stage_keys(b: Block, me: Lane, k0: i32, ahead: Ahead) {
+  put_key(me.thread, ahead.a);
+  put_key(me.thread + THREADS, ahead.b);
+  for (var e = me.thread + 2u * THREADS; e < TILE_KEYS * KEY_VECS; e += THREADS) { put_key(e, fetch_key(b, k0, e)); }
 }
-fn stage_value(b: Block, k0: i32, key_end: i32, thread: u32, ahead: Ahead) {
-  put_value(thread, ahead.a);
-  put_value(thread + THREADS, ahead.b);
-  for (var e = thread + 2u * THREADS; e < TILE_KEYS * (DIM_V / 8u); e += THREADS) { put_value(e, fetch_value(b, k0, key_end, e)); }
+fn stage_values(b: Block, me: Lane, k0: i32, ahead: Ahead) {
+  put_value(me.thread, ahead.a);
+  put_value(me.thread + THREADS, ahead.b);
+  for (var e = me.thread + 2u * THREADS; e < TILE_KEYS * VALUE_VECS; e += THREADS) { put_value(e, fetch_value(b, k0, e)); }
 }
-// One matrix of out, `tile` columns to the right, from `scores` to memory: this lane's share of its row.
-fn write_columns(tile: u32, own: u32, part: u32, scale: f32, out_at: u32) {
-  for (var i = 2u * part; i < MATRIX; i += 2u * ROW_LANES) {
-    let d = tile * MATRIX + i;
-    let pair = vec2<u32>(f16_bits(scale * scores[own * SCORE_STRIDE + i]),
-                         f16_bits(scale * scores[own * SCORE_STRIDE + i + 1u]));
-    if (d + 1u < p.head_dim_v && (out_at & 1u) == 0u) {
-      atomicStore(&out[(out_at + d) >> 1u], pair.x | (pair.y << 16u));
-    } else {
-      if (d < p.head_dim_v) { store_half(out_at + d, pair.x); }
-      if (d + 1u < p.head_dim_v) { store_half(out_at + d + 1u, pair.y); }
-    }
-  }
-}
-// The score transform and mask of this lane's keys of its row, in place.
-fn mask_scores(b: Block, row: i32, k0: i32, key_end: i32, own: u32, part: u32) {
-  let span = span_of(b.s, row);
-  for (var at = 2u * part; at < TILE_KEYS; at += 2u * ROW_LANES) {
-    for (var i = 0u; i < 2u; i++) {
-      let position = k0 + i32(at + i);
-      var score = NO_SCORE;
-      if (position >= span.x && position < min(span.y, key_end)) {
-        score = logit(b.s, b.head, row, position, scores[own * SCORE_STRIDE + at + i]);
-      }
-      scores[own * SCORE_STRIDE + at + i] = score;
-    }
-  }
-}
-// The part of `out` in `scores` times the decay of its rows.
-fn rescale_scores(own: u32, part: u32) {
-  workgroupBarrier();
-  for (var i = part; i < MATRIX; i += ROW_LANES) { scores[own * SCORE_STRIDE + i] *= decays[own]; }
-  workgroupBarrier();
-}
+
+// ---- scores = query . key
 fn load_key(j: u32, tile: u32) -> Right {
-  return subgroupMatrixLoad<Right>(&staged_key, j * MATRIX * WIDE + tile * MATRIX, true, WIDE);
+  return subgroupMatrixLoad<Right, col_major>(&staged_key, j * MATRIX * KEY_STRIDE + tile * HALF_TILE, KEY_STRIDE);
+}
+fn make_scores(me: Lane, q: Query) {
+  for (var j = 0u; j < KEY_TILES; j++) {
+    var sums = Sums();
+    sums = subgroupMatrixMultiplyAccumulate(q.a, load_key(j, 0u), sums);
+    if (DIM_TILES > 1u) { sums = subgroupMatrixMultiplyAccumulate(q.b, load_key(j, 1u), sums); }
+    if (DIM_TILES > 2u) { sums = subgroupMatrixMultiplyAccumulate(q.c, load_key(j, 2u), sums); }
+    if (DIM_TILES > 3u) { sums = subgroupMatrixMultiplyAccumulate(q.d, load_key(j, 3u), sums); }
+    if (DIM_TILES > 4u) { sums = subgroupMatrixMultiplyAccumulate(q.e, load_key(j, 4u), sums); }
+    if (DIM_TILES > 5u) { sums = subgroupMatrixMultiplyAccumulate(q.f, load_key(j, 5u), sums); }
+    if (DIM_TILES > 6u) { sums = subgroupMatrixMultiplyAccumulate(q.g, load_key(j, 6u), sums); }
+    if (DIM_TILES > 7u) { sums = subgroupMatrixMultiplyAccumulate(q.h, load_key(j, 7u), sums); }
+    subgroupMatrixStore<row_major>(&scores, me.first * SCORE_STRIDE + j * SUM_TILE, sums, SCORE_STRIDE);
+  }
+}
+
+// ---- score transform, mask and online softmax: this lane's scores of one row
+struct Share { a: vec4<f32>, b: vec4<f32>, c: vec4<f32>, d: vec4<f32> }
+fn share_at(at: u32) -> Share {
+  return Share(bitcast<vec4<f32>>(scores[at]), bitcast<vec4<f32>>(scores[at + 1u]), bitcast<vec4<f32>>(scores[at + 2u]),
+               bitcast<vec4<f32>>(scores[at + 3u]));
+}
+// softcap, bias or ALiBi, in place; in bits
+fn transform_scores(b: Block, row: i32, at: u32, key0: i32) {
+  for (var i = 0u; i < SHARE / 4u; i++) {
+    var x = bitcast<vec4<f32>>(scores[at + i]);
+    for (var c = 0u; c < 4u; c++) {
+      let position = min(key0 + i32(4u * i + c), b.key_end - 1);
+      x[c] = max(LOG2_E * logit(b.s, b.head, row, position, x[c]), MASKED);
+    }
+    scores[at + i] = bitcast<vec4<u32>>(x);
+  }
+}
+// Those outside of the span count as MASKED.
+fn masked(x: vec4<f32>, first: i32, span: vec2<i32>) -> vec4<f32> {
+  let position = vec4<i32>(first) + vec4<i32>(0, 1, 2, 3);
+  return select(vec4<f32>(MASKED), x, (position >= vec4<i32>(span.x)) & (position < vec4<i32>(span.y)));
+}
+fn masked_share(x: Share, unit: f32, first: i32, span: vec2<i32>) -> Share {
+  return Share(masked(unit * x.a, first, span), masked(unit * x.b, first + 4, span), masked(unit * x.c, first + 8, span),
+               masked(unit * x.d, first + 12, span));
+}
+fn maximum(x: Share) -> f32 {
+  let most = max(max(x.a, x.b), max(x.c, x.d));
+  return max(max(most.x, most.y), max(most.z, most.w));
+}
+fn powers(x: vec4<f32>, unit: f32, reference: f32) -> vec4<f32> {
+  return exp2(fma(x, vec4<f32>(unit), vec4<f32>(-reference)));
+}
+fn halves(x: vec4<f32>, y: vec4<f32>) -> vec4<u32> {
+  return vec4<u32>(bitcast<vec2<u32>>(vec4<f16>(x)), bitcast<vec2<u32>>(vec4<f16>(y)));
+}
+struct Softmax { m: f32, l: f32, decay: f32 }  // m: the reference; l: of this lane's own keys
+// x times unit: bits. Probabilities take the place of the scores.
+fn update_softmax(old: Softmax, x: Share, unit: f32, at: u32) -> Softmax {
+  var row_max = unit * maximum(x);
+  for (var step = MATRIX; step < SUBGROUP; step *= 2u) { row_max = max(row_max, subgroupShuffleXor(row_max, step)); }
+  let m = select(old.m, row_max, row_max > old.m + SLACK);
+  let decay = exp2(old.m - m);
+  let reference = max(m, SEEN);  // exp2(MASKED - reference) = 0
+  let e = Share(powers(x.a, unit, reference), powers(x.b, unit, reference), powers(x.c, unit, reference),
+                powers(x.d, unit, reference));
+  scores[at] = halves(e.a, e.b);
+  scores[at + 1u] = halves(e.c, e.d);
+  let sum = (e.a + e.b) + (e.c + e.d);
+  return Softmax(m, old.l * decay + (sum.x + sum.y) + (sum.z + sum.w), decay);
+}
+
+// ---- out += p . value
+// One matrix of out times the decays of its rows. Barriers inside.
+fn rescaled(me: Lane, sums: Sums) -> Sums {
+  let place = me.first * SUM_TILE;
+  subgroupMatrixStore<row_major>(&staged_key, place, sums, SUM_TILE);
+  workgroupBarrier();
+  for (var i = me.part; i < SUM_TILE; i += ROW_LANES) {
+    let at = me.own * SUM_TILE + i;
+    staged_key[at] = bitcast<vec4<u32>>(decays[me.own] * bitcast<vec4<f32>>(staged_key[at]));
+  }
+  workgroupBarrier();
+  let by_rows = subgroupMatrixLoad<Sums, row_major>(&staged_key, place, SUM_TILE);
+  workgroupBarrier();
+  return by_rows;
+}
+fn rescale_out(me: Lane, acc: Out) -> Out {
+  var o = acc;
+  o.a = rescaled(me, o.a);
+  if (VALUE_TILES > 1u) { o.b = rescaled(me, o.b); }
+  if (VALUE_TILES > 2u) { o.c = rescaled(me, o.c); }
+  if (VALUE_TILES > 3u) { o.d = rescaled(me, o.d); }
+  if (VALUE_TILES > 4u) { o.e = rescaled(me, o.e); }
+  if (VALUE_TILES > 5u) { o.f = rescaled(me, o.f); }
+  if (VALUE_TILES > 6u) { o.g = rescaled(me, o.g); }
+  if (VALUE_TILES > 7u) { o.h = rescaled(me, o.h); }
+  return o;
 }
 fn load_value(j: u32, tile: u32) -> Right {
-  return subgroupMatrixLoad<Right>(&staged_value, j * MATRIX * WIDE + tile * MATRIX, false, WIDE);
+  return subgroupMatrixLoad<Right, row_major>(&staged_value, j * MATRIX * VALUE_STRIDE + tile * HALF_TILE, VALUE_STRIDE);
 }
-// Four pairs of this lane's scores, 2 ROW_LANES apart, `unit` times. (All 16 scores kept in registers between the maximum
-// and the exponentials: 8% slower at 128 columns on an H200.)
-struct Pairs { a: vec2<f32>, b: vec2<f32>, c: vec2<f32>, d: vec2<f32> }
-fn pair_at(at: u32) -> vec2<f32> { return vec2<f32>(scores[at], scores[at + 1u]); }
-fn pairs_at(at: u32, unit: f32) -> Pairs {
-  let q = Pairs(pair_at(at), pair_at(at + 2u * ROW_LANES), pair_at(at + 4u * ROW_LANES), pair_at(at + 6u * ROW_LANES));
-  return Pairs(unit * q.a, unit * q.b, unit * q.c, unit * q.d);
+fn add_values(me: Lane, acc: Out) -> Out {
+  var o = acc;
+  for (var j = 0u; j < KEY_TILES; j++) {
+    // a lane's probabilities lie at the start of its share
+    let column = j * MATRIX / SHARE * (SHARE / 4u) + j * MATRIX % SHARE / 8u;
+    let w = subgroupMatrixLoad<Left, row_major>(&scores, me.first * SCORE_STRIDE + column, SCORE_STRIDE);
+    o.a = subgroupMatrixMultiplyAccumulate(w, load_value(j, 0u), o.a);
+    if (VALUE_TILES > 1u) { o.b = subgroupMatrixMultiplyAccumulate(w, load_value(j, 1u), o.b); }
+    if (VALUE_TILES > 2u) { o.c = subgroupMatrixMultiplyAccumulate(w, load_value(j, 2u), o.c); }
+    if (VALUE_TILES > 3u) { o.d = subgroupMatrixMultiplyAccumulate(w, load_value(j, 3u), o.d); }
+    if (VALUE_TILES > 4u) { o.e = subgroupMatrixMultiplyAccumulate(w, load_value(j, 4u), o.e); }
+    if (VALUE_TILES > 5u) { o.f = subgroupMatrixMultiplyAccumulate(w, load_value(j, 5u), o.f); }
+    if (VALUE_TILES > 6u) { o.g = subgroupMatrixMultiplyAccumulate(w, load_value(j, 6u), o.g); }
+    if (VALUE_TILES > 7u) { o.h = subgroupMatrixMultiplyAccumulate(w, load_value(j, 7u), o.h); }
+  }
+  return o;
 }
-fn largest(x: Pairs) -> f32 {
-  let most = max(max(x.a, x.b), max(x.c, x.d));
-  return max(most.x, most.y);
+
+// ---- the end
+// The sums of all lanes of the row and the sink as one more state: 2^m l, l of the whole row.
+fn finished(b: Block, state: Softmax) -> Softmax {
+  var l = state.l;
+  for (var step = MATRIX; step < SUBGROUP; step *= 2u) { l += subgroupShuffleXor(l, step); }
+  var m = select(MASKED, state.m, state.m > SEEN);
+  l = select(0.0, l, state.m > SEEN);
+  var scale = 1.0;
+  if (p.sinks != NONE && side[p.sinks + b.head] != 0xff800000u) {
+    let sink = LOG2_E * bitcast<f32>(side[p.sinks + b.head]);
+    let m_new = max(m, sink);
+    scale = exp2(m - m_new);
+    l = l * scale + exp2(sink - m_new);
+    m = m_new;
+  }
+  return Softmax(m, l, select(0.0, scale / l, l > 0.0));
 }
-fn exponentials(x: vec2<f32>, m: f32) -> vec2<f32> { return select(exp(x - m), vec2<f32>(), x <= vec2<f32>(NO_SCORE)); }
-fn put_pair(at: u32, e: vec2<f32>) {
-  probabilities[at] = f16(e.x);
-  probabilities[at + 1u] = f16(e.y);
+// Matrix `tile` of out to memory: this lane's share of its row.
+fn write_tile(b: Block, me: Lane, tile: u32, sums: Sums, scale: f32, out_at: u32) {
+  workgroupBarrier();
+  subgroupMatrixStore<row_major>(&scores, me.first * SCORE_STRIDE, sums, SCORE_STRIDE);
+  workgroupBarrier();
+  if (b.row0 + i32(me.own) > b.last_row) { return; }
+  for (var i = 2u * me.part; i < MATRIX; i += 2u * ROW_LANES) {
+    let d = tile * MATRIX + i;
+    let x = bitcast<vec4<f32>>(scores[me.own * SCORE_STRIDE + i / 4u]);
+    let pair = scale * select(x.xy, x.zw, i % 4u == 2u);
+    let bits = vec2<u32>(f16_bits(pair.x), f16_bits(pair.y));
+    if (d + 1u < p.head_dim_v && (out_at & 1u) == 0u) {
+      atomicStore(&out[(out_at + d) >> 1u], bits.x | (bits.y << 16u));
+    } else {
+      if (d < p.head_dim_v) { store_half(out_at + d, bits.x); }
+      if (d + 1u < p.head_dim_v) { store_half(out_at + d + 1u, bits.y); }
+    }
+  }
 }
-// exp(x - m) into `probabilities`; returns the sum.
-fn put_probabilities(at: u32, x: Pairs, m: f32) -> f32 {
-  let e = Pairs(exponentials(x.a, m), exponentials(x.b, m), exponentials(x.c, m), exponentials(x.d, m));
-  put_pair(at, e.a);
-  put_pair(at + 2u * ROW_LANES, e.b);
-  put_pair(at + 4u * ROW_LANES, e.c);
-  put_pair(at + 6u * ROW_LANES, e.d);
-  let sum = (e.a + e.b) + (e.c + e.d);
-  return sum.x + sum.y;
+fn write_results(b: Block, me: Lane, state: Softmax, o: Out) {
+  let s = finished(b, state);
+  let row = b.row0 + i32(me.own);
+  let q_row = b.s.q_row0 + u32(min(row, b.last_row));
+  if (row <= b.last_row && me.part == 0u && p.lse.base != NONE) {
+    var bits = 0xff800000u;
+    if (s.l > 0.0) { bits = bitcast<u32>(s.m / LOG2_E + log(s.l)); }
+    lse[address(p.lse, b.s.batch, b.head, q_row) >> 2u] = bits;
+  }
+  let out_at = address(p.out, b.s.batch, b.head, q_row) >> 1u;
+  write_tile(b, me, 0u, o.a, s.decay, out_at);
+  if (VALUE_TILES > 1u) { write_tile(b, me, 1u, o.b, s.decay, out_at); }
+  if (VALUE_TILES > 2u) { write_tile(b, me, 2u, o.c, s.decay, out_at); }
+  if (VALUE_TILES > 3u) { write_tile(b, me, 3u, o.d, s.decay, out_at); }
+  if (VALUE_TILES > 4u) { write_tile(b, me, 4u, o.e, s.decay, out_at); }
+  if (VALUE_TILES > 5u) { write_tile(b, me, 5u, o.f, s.decay, out_at); }
+  if (VALUE_TILES > 6u) { write_tile(b, me, 6u, o.g, s.decay, out_at); }
+  if (VALUE_TILES > 7u) { write_tile(b, me, 7u, o.h, s.decay, out_at); }
 }
 
 @compute @workgroup_size(THREADS)
 fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32,
            @builtin(subgroup_invocation_id) lane: u32) {
-  let tile = row_tile_of(group.x, group.z, TILE_ROWS);
+  let tile = row_tile_of(group.y, group.z, TILE_ROWS);
   if (tile.batch == NONE) { return; }
-  let b = Block(sequence_of(tile.batch), group.y, tile.row0, group.y / p.group);
-  if (b.row0 >= b.s.seqlen_q) { return; }
-  let own0 = thread / SUBGROUP * MATRIX;      // the subgroup's first row in the tile
-  let own = own0 + lane / ROW_LANES;          // this lane's row, of which it holds every ROW_LANES-th pair of keys
-  let part = lane % ROW_LANES;
-
-  let last_row = min(b.row0 + i32(TILE_ROWS), b.s.seqlen_q) - 1;
-  let row = min(b.row0 + i32(own), last_row);
-  let first_span = span_of(b.s, b.row0);
-  let last_span = span_of(b.s, last_row);
-  let hull = vec2<i32>(first_span.x, last_span.y);
-  let inside = vec2<i32>(last_span.x, first_span.y);
-  let plain = p.softcap == 0.0 && p.bias == NONE && p.alibi == NONE;
-  // Matrices have names, not indices: an index left to run time would move them out of registers.
-  var q0 = query_matrix(b, own0, 0u, thread);
-  var q1 = Left();
-  if (DIM_TILES > 1u) { q1 = query_matrix(b, own0, 1u, thread); }
-  var q2 = Left();
-  if (DIM_TILES > 2u) { q2 = query_matrix(b, own0, 2u, thread); }
-  var q3 = Left();
-  if (DIM_TILES > 3u) { q3 = query_matrix(b, own0, 3u, thread); }
-  var q4 = Left();
-  if (DIM_TILES > 4u) { q4 = query_matrix(b, own0, 4u, thread); }
-  var q5 = Left();
-  if (DIM_TILES > 5u) { q5 = query_matrix(b, own0, 5u, thread); }
-  var q6 = Left();
-  if (DIM_TILES > 6u) { q6 = query_matrix(b, own0, 6u, thread); }
-  var q7 = Left();
-  if (DIM_TILES > 7u) { q7 = query_matrix(b, own0, 7u, thread); }
-  var acc0 = Sums();
-  var acc1 = Sums();
-  var acc2 = Sums();
-  var acc3 = Sums();
-  var acc4 = Sums();
-  var acc5 = Sums();
-  var acc6 = Sums();
-  var acc7 = Sums();
-  var m = NO_SCORE;  // the reference of the row: its maximum, or up to SLACK below
-  var l = 0.0;       // of this lane's own keys
+  let s = sequence_of(tile.batch);
+  if (tile.row0 >= s.seqlen_q) { return; }
+  let last_row = min(tile.row0 + i32(TILE_ROWS), s.seqlen_q) - 1;
+  let first_span = span_of(s, tile.row0);
+  let last_span = span_of(s, last_row);
+  let inside = vec2<i32>(last_span.x, first_span.y);  // keys that every row sees
+  let first = thread / SUBGROUP * MATRIX;             // the subgroup's first row in the tile
+  let b = Block(s, group.x, group.x / p.group, tile.row0, last_row, last_span.y);
+  let me = Lane(thread, first, first + lane % MATRIX, lane / MATRIX);
+  let plain = p.softcap == 0.0 && p.bias == NONE && p.alibi == NONE && p.softmax_scale > 0.0;
+  let q = load_query(b, me);
+  var acc = Out();
+  var state = Softmax(MASKED, 0.0, 1.0);
   var parity = 0u;
-
-  // Four barriers a tile: keys are staged again when all scores of the tile before are made, values when all its
-  // weighted sums are.
-  var next_key = Ahead();
-  if (hull.x < hull.y) { next_key = fetch_keys(b, hull.x, hull.y, thread); }
-  for (var k0 = hull.x; k0 < hull.y; k0 += i32(TILE_KEYS)) {
-    // scores = query . key
-    stage_key(b, k0, hull.y, thread, next_key);
-    let next_value = fetch_values(b, k0, hull.y, thread);
+  var keys = Ahead();
+  if (first_span.x < b.key_end) {
+    keys = fetch_keys(b, me, first_span.x);
+    stage_keys(b, me, first_span.x, keys);
+  }
+  let row = min(b.row0 + i32(me.own), last_row);
+  let at = me.own * SCORE_STRIDE + me.part * (SHARE / 4u);
+  for (var k0 = first_span.x; k0 < b.key_end; k0 += i32(TILE_KEYS)) {
+    let values = fetch_values(b, me, k0);
     if (thread == 0u) { atomicStore(&rescale[parity], 0u); }
-    workgroupBarrier();
-    for (var j = 0u; j < KEY_TILES; j++) {
-      var sums = Sums();
-      sums = subgroupMatrixMultiplyAccumulate(q0, load_key(j, 0u), sums);
-      if (DIM_TILES > 1u) { sums = subgroupMatrixMultiplyAccumulate(q1, load_key(j, 1u), sums); }
-      if (DIM_TILES > 2u) { sums = subgroupMatrixMultiplyAccumulate(q2, load_key(j, 2u), sums); }
-      if (DIM_TILES > 3u) { sums = subgroupMatrixMultiplyAccumulate(q3, load_key(j, 3u), sums); }
-      if (DIM_TILES > 4u) { sums = subgroupMatrixMultiplyAccumulate(q4, load_key(j, 4u), sums); }
-      if (DIM_TILES > 5u) { sums = subgroupMatrixMultiplyAccumulate(q5, load_key(j, 5u), sums); }
-      if (DIM_TILES > 6u) { sums = subgroupMatrixMultiplyAccumulate(q6, load_key(j, 6u), sums); }
-      if (DIM_TILES > 7u) { sums = subgroupMatrixMultiplyAccumulate(q7, load_key(j, 7u), sums); }
-      subgroupMatrixStore(&scores, own0 * SCORE_STRIDE + j * MATRIX, sums, false, SCORE_STRIDE);
+    workgroupBarrier();  // keys are staged, scores and values free
+    make_scores(me, q);
+    workgroupBarrier();  // scores are made, keys free
+    let key0 = k0 + i32(me.part * SHARE);
+    if (!plain) { transform_scores(b, row, at, key0); }
+    var x = share_at(at);
+    var unit = select(1.0, LOG2_E * p.softmax_scale, plain);
+    if (k0 < inside.x || k0 + i32(TILE_KEYS) > min(inside.y, b.key_end)) {
+      x = masked_share(x, unit, key0, span_of(s, row));
+      unit = 1.0;
     }
-    workgroupBarrier();
-    // score transform, mask and online softmax: this lane's keys of its row
-    let edge = !plain || k0 < inside.x || k0 + i32(TILE_KEYS) > min(inside.y, hull.y);
-    if (edge) { mask_scores(b, row, k0, hull.y, own, part); }
-    let unit = select(p.softmax_scale, 1.0, edge);
-    var row_max = NO_SCORE;
-    for (var at = 2u * part; at < TILE_KEYS; at += 8u * ROW_LANES) {
-      row_max = max(row_max, largest(pairs_at(own * SCORE_STRIDE + at, unit)));
-    }
-    for (var step = 1u; step < ROW_LANES; step *= 2u) { row_max = max(row_max, subgroupShuffleXor(row_max, step)); }
-    let moves = row_max > m + SLACK;
-    let m_new = select(m, row_max, moves);
-    let decay = select(1.0, exp(m - m_new), moves && m > NO_SCORE);
-    if (moves && m > NO_SCORE) { atomicStore(&rescale[parity], 1u); }
-    decays[own] = decay;
-    l *= decay;
-    m = m_new;
-    for (var at = 2u * part; at < TILE_KEYS; at += 8u * ROW_LANES) {
-      l += put_probabilities(own * P_STRIDE + at, pairs_at(own * SCORE_STRIDE + at, unit), m);
-    }
-    // out += p . value
-    stage_value(b, k0, hull.y, thread, next_value);
-    let moved = workgroupUniformLoad(&rescale[parity]) != 0u;  // barriers inside
+    let old = state;
+    state = update_softmax(old, x, unit, at);
+    decays[me.own] = state.decay;
+    if (state.m > old.m && old.m > SEEN) { atomicStore(&rescale[parity], 1u); }
+    stage_values(b, me, k0, values);
+    let moved = workgroupUniformLoad(&rescale[parity]) != 0u;  // barriers inside: probabilities and values are there
     parity = 1u - parity;
-    next_key = fetch_keys(b, k0 + i32(TILE_KEYS), hull.y, thread);
-    if (moved) {
-      subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc0, false, SCORE_STRIDE);
-      rescale_scores(own, part);
-      acc0 = subgroupMatrixLoad<Sums>(&scores, own0 * SCORE_STRIDE, false, SCORE_STRIDE);
-      workgroupBarrier();
-      if (VALUE_TILES > 1u) {
-        subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc1, false, SCORE_STRIDE);
-        rescale_scores(own, part);
-        acc1 = subgroupMatrixLoad<Sums>(&scores, own0 * SCORE_STRIDE, false, SCORE_STRIDE);
-        workgroupBarrier();
-      }
-      if (VALUE_TILES > 2u) {
-        subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc2, false, SCORE_STRIDE);
-        rescale_scores(own, part);
-        acc2 = subgroupMatrixLoad<Sums>(&scores, own0 * SCORE_STRIDE, false, SCORE_STRIDE);
-        workgroupBarrier();
-      }
-      if (VALUE_TILES > 3u) {
-        subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc3, false, SCORE_STRIDE);
-        rescale_scores(own, part);
-        acc3 = subgroupMatrixLoad<Sums>(&scores, own0 * SCORE_STRIDE, false, SCORE_STRIDE);
-        workgroupBarrier();
-      }
-      if (VALUE_TILES > 4u) {
-        subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc4, false, SCORE_STRIDE);
-        rescale_scores(own, part);
-        acc4 = subgroupMatrixLoad<Sums>(&scores, own0 * SCORE_STRIDE, false, SCORE_STRIDE);
-        workgroupBarrier();
-      }
-      if (VALUE_TILES > 5u) {
-        subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc5, false, SCORE_STRIDE);
-        rescale_scores(own, part);
-        acc5 = subgroupMatrixLoad<Sums>(&scores, own0 * SCORE_STRIDE, false, SCORE_STRIDE);
-        workgroupBarrier();
-      }
-      if (VALUE_TILES > 6u) {
-        subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc6, false, SCORE_STRIDE);
-        rescale_scores(own, part);
-        acc6 = subgroupMatrixLoad<Sums>(&scores, own0 * SCORE_STRIDE, false, SCORE_STRIDE);
-        workgroupBarrier();
-      }
-      if (VALUE_TILES > 7u) {
-        subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc7, false, SCORE_STRIDE);
-        rescale_scores(own, part);
-        acc7 = subgroupMatrixLoad<Sums>(&scores, own0 * SCORE_STRIDE, false, SCORE_STRIDE);
-        workgroupBarrier();
-      }
-    }
-    for (var j = 0u; j < KEY_TILES; j++) {
-      let w = subgroupMatrixLoad<Left>(&probabilities, own0 * P_STRIDE + j * MATRIX, false, P_STRIDE);
-      acc0 = subgroupMatrixMultiplyAccumulate(w, load_value(j, 0u), acc0);
-      if (VALUE_TILES > 1u) { acc1 = subgroupMatrixMultiplyAccumulate(w, load_value(j, 1u), acc1); }
-      if (VALUE_TILES > 2u) { acc2 = subgroupMatrixMultiplyAccumulate(w, load_value(j, 2u), acc2); }
-      if (VALUE_TILES > 3u) { acc3 = subgroupMatrixMultiplyAccumulate(w, load_value(j, 3u), acc3); }
-      if (VALUE_TILES > 4u) { acc4 = subgroupMatrixMultiplyAccumulate(w, load_value(j, 4u), acc4); }
-      if (VALUE_TILES > 5u) { acc5 = subgroupMatrixMultiplyAccumulate(w, load_value(j, 5u), acc5); }
-      if (VALUE_TILES > 6u) { acc6 = subgroupMatrixMultiplyAccumulate(w, load_value(j, 6u), acc6); }
-      if (VALUE_TILES > 7u) { acc7 = subgroupMatrixMultiplyAccumulate(w, load_value(j, 7u), acc7); }
-    }
+    keys = fetch_keys(b, me, k0 + i32(TILE_KEYS));
+    if (moved) { acc = rescale_out(me, acc); }
+    acc = add_values(me, acc);
+    stage_keys(b, me, k0 + i32(TILE_KEYS), keys);
   }
-  // the sums of all lanes of the row, and the sink as one more state
-  for (var step = 1u; step < ROW_LANES; step *= 2u) { l += subgroupShuffleXor(l, step); }
-  var scale = 1.0;
-  if (p.sinks != NONE && side[p.sinks + b.head] != 0xff800000u) {
-    let sink = bitcast<f32>(side[p.sinks + b.head]);
-    let m_new = max(select(NO_SCORE, m, l > 0.0), sink);
-    scale = exp(m - m_new);
-    l = l * scale + exp(sink - m_new);
-    m = m_new;
-  }
-  scale = select(0.0, scale / l, l > 0.0);
-  let seen = b.row0 + i32(own) <= last_row;
-  if (seen && part == 0u && p.lse.base != NONE) {
-    var bits = 0xff800000u;
-    if (l > 0.0) { bits = bitcast<u32>(m + log(l)); }
-    lse[address(p.lse, b.s.batch, b.head, b.s.q_row0 + u32(row)) >> 2u] = bits;
-  }
-  let out_at = address(p.out, b.s.batch, b.head, b.s.q_row0 + u32(row)) >> 1u;
-  workgroupBarrier();
-  subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc0, false, SCORE_STRIDE);
-  workgroupBarrier();
-  if (seen) { write_columns(0u, own, part, scale, out_at); }
-  if (VALUE_TILES > 1u) {
-    workgroupBarrier();
-    subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc1, false, SCORE_STRIDE);
-    workgroupBarrier();
-    if (seen) { write_columns(1u, own, part, scale, out_at); }
-  }
-  if (VALUE_TILES > 2u) {
-    workgroupBarrier();
-    subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc2, false, SCORE_STRIDE);
-    workgroupBarrier();
-    if (seen) { write_columns(2u, own, part, scale, out_at); }
-  }
-  if (VALUE_TILES > 3u) {
-    workgroupBarrier();
-    subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc3, false, SCORE_STRIDE);
-    workgroupBarrier();
-    if (seen) { write_columns(3u, own, part, scale, out_at); }
-  }
-  if (VALUE_TILES > 4u) {
-    workgroupBarrier();
-    subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc4, false, SCORE_STRIDE);
-    workgroupBarrier();
-    if (seen) { write_columns(4u, own, part, scale, out_at); }
-  }
-  if (VALUE_TILES > 5u) {
-    workgroupBarrier();
-    subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc5, false, SCORE_STRIDE);
-    workgroupBarrier();
-    if (seen) { write_columns(5u, own, part, scale, out_at); }
-  }
-  if (VALUE_TILES > 6u) {
-    workgroupBarrier();
-    subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc6, false, SCORE_STRIDE);
-    workgroupBarrier();
-    if (seen) { write_columns(6u, own, part, scale, out_at); }
-  }
-  if (VALUE_TILES > 7u) {
-    workgroupBarrier();
-    subgroupMatrixStore(&scores, own0 * SCORE_STRIDE, acc7, false, SCORE_STRIDE);
-    workgroupBarrier();
-    if (seen) { write_columns(7u, own, part, scale, out_at); }
-  }
+  write_results(b, me, state, acc);
 }
