@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kMultiprocessorShared =
     228 * 1024;                       // of Hopper; elsewhere fewer blocks fit, and the units wait
-constexpr int64_t kUnitsPerTeam = 3;  // in a batch, at least: lengths differ
+constexpr int64_t kUnitsPerTeam = 2;  // in a batch, at least: lengths differ
 
 // 16 neighbouring keys lie in one page.
 bool pages_fit(const Params& p) { return !p.has_pages || p.block_table == nullptr || p.page_size % 16 == 0; }
@@ -20,11 +20,20 @@ bool strides_fit(const Params& p, const KvPlane& plane) {
          (p.block_table == nullptr || (plane.page_stride >= 0 && plane.page_stride < 1LL << 32));
 }
 
+bool own_format(const Params& p, const KvPlane& plane) {
+  return p.dtype != static_cast<int>(DType::f32) &&
+         plane.format == (p.dtype == static_cast<int>(DType::f16) ? Format::f16 : Format::bf16);
+}
+
+// Multi-head latent attention as DeepSeek's models have it.
+bool is_mla(const Params& p) {
+  return p.shared_rows && own_format(p, p.key) && own_format(p, p.value) && p.head_dim == 576 &&
+         p.head_dim_v == 512;
+}
+
 bool is_dense(const Params& p) {
-  const Format own = p.dtype == static_cast<int>(DType::f16) ? Format::f16 : Format::bf16;
-  return p.dtype != static_cast<int>(DType::f32) && strides_fit(p, p.key) && strides_fit(p, p.value) &&
-         p.key.format == own && p.value.format == own && p.head_dim % 8 == 0 && p.head_dim_v % 8 == 0 &&
-         std::max(p.head_dim, p.head_dim_v) <= 256;
+  return own_format(p, p.key) && own_format(p, p.value) && strides_fit(p, p.key) && strides_fit(p, p.value) &&
+         p.head_dim % 8 == 0 && p.head_dim_v % 8 == 0 && std::max(p.head_dim, p.head_dim_v) <= 256;
 }
 
 int scales_of_row(const KvPlane& plane) {
@@ -92,8 +101,17 @@ int64_t resident_teams(const DecodePlan& plan, const DeviceLimits& device) {
 
 DecodePlan plan_decode_kernel(const Params& p, const DeviceLimits& device) {
   DecodePlan plan;
-  if (p.cu_seqlens_q != nullptr || !p.key.aligned || !p.value.aligned || !pages_fit(p) || p.shared_rows)
+  if (p.cu_seqlens_q != nullptr || !p.key.aligned || !p.value.aligned || !pages_fit(p)) return plan;
+  plan.mla = is_mla(p);
+  if (plan.mla) {
+    plan.tile_rows = 16;
+    plan.min_split_keys = kDenseSplitKeys;
+    plan.shared_bytes = kMlaSharedBytes;
+    plan.overlap = device.major >= 9;
+    plan.ok = plan.shared_bytes <= device.shared_bytes;
     return plan;
+  }
+  if (p.shared_rows) return plan;
   plan.quantised = is_quantised(p);
   if (!plan.quantised && !is_dense(p)) return plan;
   if (plan.quantised) {
@@ -115,13 +133,14 @@ void plan_decode_grid(DecodePlan& plan, const Params& p, const DeviceLimits& dev
   const int64_t longest =
       std::clamp<int64_t>(columns * p.max_splits / (kUnitsPerTeam * teams), 1, p.max_splits);
   const int64_t runs = (p.max_splits + longest - 1) / longest;
-  plan.grid.run_splits = static_cast<int32_t>((p.max_splits + runs - 1) / runs);
+  plan.grid.run_splits = plan.mla ? 1 : static_cast<int32_t>((p.max_splits + runs - 1) / runs);
   plan.grid.runs = (p.max_splits + plan.grid.run_splits - 1) / plan.grid.run_splits;
   plan.grid.units = static_cast<uint32_t>(columns * plan.grid.runs);
-  plan.blocks = std::min<int64_t>(plan.grid.units, teams / plan.teams);
+  plan.blocks = plan.mla ? plan.grid.units : std::min<int64_t>(plan.grid.units, teams / plan.teams);
 }
 
 cudaError_t launch_decode(const Params& p, const DecodePlan& plan, cudaStream_t stream) {
+  if (plan.mla) return detail::launch_decode_mla(p, plan, stream);
   if (plan.quantised) return detail::launch_decode_quantised(p, plan, stream);
   return detail::launch_decode_dense(p, plan, stream);
 }

@@ -24,7 +24,8 @@ struct DecodeUnit {
   int32_t row0, rows;            // packed rows
   int32_t split0, splits, owed;  // the first split, how many have keys, how many partial states there are
   int32_t keys_per_split;
-  int32_t base;
+  int32_t base, limit;  // of the keys that exist, `limit` from the base
+  int64_t diagonal;
   int32_t whole_begin, whole_end;  // seen by any row of the sequence: what is split
   int32_t seen_begin, seen_end;    // by any row of the unit
   int32_t core_begin, core_end;    // by all of them
@@ -87,6 +88,8 @@ __device__ inline DecodeUnit find_unit(const Params& p, const DecodeGrid& grid, 
   u.splits = splits < 0 ? 0 : splits < u.owed ? splits : u.owed;
   u.keys_per_split = static_cast<int32_t>(plan.keys_per_split);
   u.base = static_cast<int32_t>(s.rule.key_begin);
+  u.limit = static_cast<int32_t>(s.rule.key_limit - s.rule.key_begin);
+  u.diagonal = s.rule.diagonal;
   u.whole_begin = clamp_position(whole.begin, s.rule);
   u.whole_end = clamp_position(whole.end, s.rule);
   u.seen_begin = clamp_position(seen.begin, s.rule);
@@ -103,12 +106,26 @@ __device__ inline int32_t query_row(const Params& p, const DecodeUnit& u, int r)
   return p.seqlen_q == 1 ? 0 : (u.row0 + r) / p.group;
 }
 
+// The unit's sequence again, from what is known of it.
+__device__ inline DeviceSequence sequence_of(const Params& p, const DecodeUnit& u) {
+  DeviceSequence s;
+  s.batch = u.batch;
+  s.rule.diagonal = u.diagonal;
+  s.rule.window_left = p.window_left;
+  s.rule.window_right = p.window_right;
+  s.rule.key_begin = u.base;
+  s.rule.key_limit = u.base + u.limit;
+  if (p.key_start.data != nullptr) s.rule.key_start = p.key_start.data + u.batch * p.key_start.batch_stride;
+  if (p.key_end.data != nullptr) s.rule.key_end = p.key_end.data + u.batch * p.key_end.batch_stride;
+  return s;
+}
+
 // One thread a row.
 template <int kRows>
 __device__ inline void find_rows(const Params& p, const DecodeUnit& u, RowScore (&rows)[kRows], int r) {
   if (r >= kRows) return;
   RowScore row;
-  if (r < u.rows) row = row_score(p, sequence_of(p, u.batch), head_of_row(p, u, r), query_row(p, u, r));
+  if (r < u.rows) row = row_score(p, sequence_of(p, u), head_of_row(p, u, r), query_row(p, u, r));
   rows[r] = row;
 }
 
@@ -354,14 +371,13 @@ __device__ __forceinline__ void find_first_unit(const Params& p, const DecodeGri
   if (lane_index() == 0) team.units[0] = first;
 }
 
-// The last warp of a team finds the rows of a unit, and the unit after it.
+// The last warp of a team finds the rows of a unit, the first one the unit after it.
 template <int kRows>
 __device__ __forceinline__ void prepare_unit(const Params& p, const DecodeGrid& grid, DecodeTeam<kRows>& team,
                                              int slot, uint32_t index) {
-  if (team_warp() != team_warps() - 1) return;
-  find_rows(p, team.units[slot], team.rows, lane_index());
+  if (team_warp() == team_warps() - 1) find_rows(p, team.units[slot], team.rows, lane_index());
   index += team_count();
-  if (index >= grid.units) return;
+  if (team_warp() != 0 || index >= grid.units) return;
   const DecodeUnit next = find_unit(p, grid, kRows, index);
   if (lane_index() == 0) team.units[slot + 1 == kTeamUnits ? 0 : slot + 1] = next;
 }

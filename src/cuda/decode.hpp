@@ -20,6 +20,7 @@ struct DecodeGrid {
 struct DecodePlan {
   bool ok = false;         // the kernels of decode.cuh run this problem
   bool quantised = false;  // K or V is q8 or tbq4
+  bool mla = false;        // values are the first 512 of 576 columns of keys
   int dim = 0;             // of the kernel: 64, 128 or 256
   int tile_rows = 8;       // packed query rows of a unit: 8 or 16
   int warps = kTeamWarps;  // of a team
@@ -39,6 +40,7 @@ cudaError_t launch_decode(const Params& p, const DecodePlan& plan, cudaStream_t 
 
 namespace detail {
 cudaError_t launch_decode_dense(const Params& p, const DecodePlan& plan, cudaStream_t stream);
+cudaError_t launch_decode_mla(const Params& p, const DecodePlan& plan, cudaStream_t stream);
 cudaError_t launch_decode_quantised(const Params& p, const DecodePlan& plan, cudaStream_t stream);
 }  // namespace detail
 

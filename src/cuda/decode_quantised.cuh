@@ -6,6 +6,7 @@
 // Each warp has a ring of steps in shared memory (decode_codes.cuh), filled by asynchronous copies.
 
 #include <cfloat>
+#include <utility>
 
 #include "cuda/decode_query.cuh"
 
@@ -19,10 +20,21 @@ inline constexpr int kRowTiles = kRows / 8;
 template <int kDim, int kRows>
 using QuantisedSums = WarpState<kDim / 16, kRowTiles<kRows>>;
 
+// From immediates: constant memory, which nobody has read yet, would have to be fetched first.
+template <int kCode>
+inline constexpr float kCentroid = tbq4::kCentroids[kCode];
+template <int... kCodes>
+__device__ __forceinline__ float centroid_of(int code, std::integer_sequence<int, kCodes...>) {
+  float value = 0;
+  ((value = code == kCodes ? kCentroid<kCodes> : value), ...);
+  return value;
+}
+
 // 4 entries a warp at once: 8 lanes store the 128 bytes of one.
 __device__ inline void fill_table(unsigned char* table) {
   const int lane = lane_index(), warps = static_cast<int>(blockDim.y) * team_warps();
-  const uint32_t centroid = __half_as_ushort(__float2half_rn(kDeviceCentroids[lane & 15]));
+  const float value = centroid_of(lane & 15, std::make_integer_sequence<int, 16>());
+  const uint32_t centroid = __half_as_ushort(__float2half_rn(value));
 #pragma unroll 4
   for (int first = 4 * (static_cast<int>(threadIdx.y) * team_warps() + team_warp()); first < 256;
        first += 4 * warps) {

@@ -24,6 +24,13 @@ struct OutputPlace {
   int row, column;
 };
 
+// Where a state lies in shared memory: lanes that store together have columns 16 apart, which are moved to
+// banks of their own.
+template <int kDim>
+__device__ __forceinline__ int state_at(int row, int column) {
+  return row * (kDim + 4) + (column ^ (column >> 4 & 7));
+}
+
 // A warp's state of 8 query rows: a [row][kDim + 4] tile in `place`, and (m, l) of each row. place_of(c, e):
 // query row (of the 8) and stored column of a lane's element e of tile c.
 template <int kDim, int kOutputs, int kTiles, typename PlaceOf>
@@ -42,7 +49,7 @@ __device__ __forceinline__ void put_state(const WarpState<kOutputs, kTiles>& sta
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const OutputPlace to = place_of(c, e);
-      place[to.row * (kDim + 4) + to.column] = state.o[c][n][e];
+      place[state_at<kDim>(to.row, to.column)] = state.o[c][n][e];
     }
   }
 }
@@ -70,9 +77,9 @@ __device__ __forceinline__ void join_row(const Params& p, const DecodeUnit& u, i
 #pragma unroll
   for (int w = 0; w < kTeamWarps; ++w) {
     if (!(own[w] > 0)) continue;
-    const float* row = places + w * apart + r * (kDim + 4) + lane;
 #pragma unroll
-    for (int i = 0; i < kDim / 32; ++i) value[i] += own[w] * row[32 * i];
+    for (int i = 0; i < kDim / 32; ++i)
+      value[i] += own[w] * places[w * apart + state_at<kDim>(r, lane + 32 * i)];
   }
   const float inverse = sum > 0 ? 1.0F / sum : 0.0F;
 #pragma unroll
@@ -99,6 +106,7 @@ __device__ __forceinline__ void store_split(const Params& p, const DecodeUnit& u
                                             float* place, int apart, DecodeTeam<kRows>& team,
                                             PlaceOf place_of, Between between) {
   const int warp = team_warp();
+  __syncwarp();  // the slot's keys have been read
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
     if (has_keys) put_state<kDim>(state, n, place, team.stats[warp], place_of);

@@ -1,22 +1,26 @@
 #include "cuda/merge.hpp"
 
+#include <algorithm>
+
 #include "cuda/ptx.cuh"
 #include "cuda/sequence.cuh"
 
 namespace attnspan::cuda {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kWarps = kThreads / 32;
+constexpr int kThreads = 128;  // of merge_states
+constexpr int kMaxWarps = 16;  // of merge_splits
+constexpr int kAhead = 4;      // splits of a warp that are read at once
 
 constexpr int kColumns = 4;            // of a lane
 constexpr int kChunk = kColumns * 32;  // columns of a block
 
-// One block a (row, head) and 128 columns. Warp w sums splits w, w + 4, ... in order and the four sums are
-// added in order: the same bits every time. A lane holds columns lane + 32 i.
-__global__ void __launch_bounds__(kThreads) merge_splits_kernel(const __grid_constant__ Params p) {
-  __shared__ float sums[kWarps][kChunk];
-  __shared__ float weights[kWarps];
+// One block a (row, head) and 128 columns. Warp w sums splits w, w + stride, ... in order and the sums of the
+// warps are added in order: the same bits every time. A lane holds columns lane + 32 i.
+__global__ void __launch_bounds__(32 * kMaxWarps)
+    merge_splits_kernel(const __grid_constant__ Params p, int32_t stride) {
+  __shared__ float sums[kMaxWarps][kChunk];
+  __shared__ float weights[kMaxWarps];
   start_dependents();
   wait_for_predecessor();
   const bool packed = p.cu_seqlens_q != nullptr;
@@ -33,11 +37,10 @@ __global__ void __launch_bounds__(kThreads) merge_splits_kernel(const __grid_con
 
   // The first splits' outputs travel while the maximum is found. A split without keys wrote none: what is
   // read there is not used.
-  constexpr int kAhead = 4;
   float parts[kAhead][kColumns];
 #pragma unroll
   for (int a = 0; a < kAhead; ++a) {
-    const int s = warp + a * kWarps;
+    const int s = warp + a * stride;
     const float* part = p.partial_out + (first + s * split_stride) * p.head_dim_v + column0;
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
@@ -57,14 +60,14 @@ __global__ void __launch_bounds__(kThreads) merge_splits_kernel(const __grid_con
   };
 #pragma unroll
   for (int a = 0; a < kAhead; ++a) {
-    const int s = warp + a * kWarps;
+    const int s = warp + a * stride;
     const float weight = s < p.max_splits ? weight_of(s) : 0.0F;
     sum += weight;
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) o[i] += weight > 0 ? weight * parts[a][i] : 0.0F;
   }
 #pragma unroll 4
-  for (int s = warp + kAhead * kWarps; s < p.max_splits; s += kWarps) {
+  for (int s = warp + kAhead * stride; s < p.max_splits; s += stride) {
     const float weight = weight_of(s);
     const float* part = p.partial_out + (first + s * split_stride) * p.head_dim_v + column0;
     sum += weight;
@@ -78,14 +81,15 @@ __global__ void __launch_bounds__(kThreads) merge_splits_kernel(const __grid_con
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) sums[warp][lane + 32 * i] = o[i];
   __syncthreads();
+  const int warps = static_cast<int>(blockDim.x) / 32;
   sum = sink == -INFINITY ? 0.0F : exp2_approx((sink - top) * 1.4426950408889634F);
-  for (int w = 0; w < kWarps; ++w) sum += weights[w];
+  for (int w = 0; w < warps; ++w) sum += weights[w];
   const float factor = sum > 0 ? 1.0F / sum : 0.0F;
   const int64_t to = p.out.index(batch, head, row) + column0;
   int replaced = 0;
-  for (int c = static_cast<int>(threadIdx.x); c < columns; c += kThreads) {
+  for (int c = static_cast<int>(threadIdx.x); c < columns; c += static_cast<int>(blockDim.x)) {
     float value = 0;
-    for (int w = 0; w < kWarps; ++w) value += sums[w][c];
+    for (int w = 0; w < warps; ++w) value += sums[w][c];
     replaced += store_guarded(p.out.data, to + c, p.dtype, value * factor, p.nan_guard);
   }
   if (replaced > 0) atomicAdd(p.replaced, static_cast<unsigned long long>(replaced));
@@ -126,6 +130,8 @@ __global__ void __launch_bounds__(kThreads) merge_states_kernel(const __grid_con
 cudaError_t launch_merge_splits(const Params& p, bool overlap, cudaStream_t stream) {
   const int64_t rows = p.cu_seqlens_q != nullptr ? p.seqlen_q : static_cast<int64_t>(p.batch) * p.seqlen_q;
   if (rows * p.heads == 0) return cudaSuccess;
+  // Enough warps that each reads its splits at once; their number must not depend on the batch.
+  const int stride = std::clamp((p.split_target + kAhead - 1) / kAhead, 1, kMaxWarps);
   // Its blocks may start while the splits are still running; the kernel waits for them by itself.
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -133,11 +139,11 @@ cudaError_t launch_merge_splits(const Params& p, bool overlap, cudaStream_t stre
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(rows * p.heads),
                         static_cast<unsigned>((p.head_dim_v + kChunk - 1) / kChunk));
-  config.blockDim = dim3(kThreads);
+  config.blockDim = dim3(static_cast<unsigned>(32 * std::min(stride, p.max_splits)));
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = overlap ? 1 : 0;
-  return cudaLaunchKernelEx(&config, merge_splits_kernel, p);
+  return cudaLaunchKernelEx(&config, merge_splits_kernel, p, stride);
 }
 
 cudaError_t launch_merge_states(const MergeParams& p, cudaStream_t stream) {

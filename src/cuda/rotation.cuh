@@ -8,12 +8,18 @@
 
 namespace attnspan::cuda {
 
-static __constant__ uint64_t kDeviceSigns[2][2] = {{tbq4::kSignBits64[0], tbq4::kSignBits64[1]},
-                                                   {tbq4::kSignBits128[0], tbq4::kSignBits128[1]}};
-
-__device__ __forceinline__ float signed_value(float x, int block, int i) {
-  const uint64_t bits = kDeviceSigns[block == 128 ? 1 : 0][i / 64];
-  return ((bits >> (i % 64)) & 1U) != 0 ? -x : x;
+// The signs of values 32 i to 32 i + 31 as an immediate: constant memory would have to be fetched first.
+template <int kBlock>
+__device__ __forceinline__ uint32_t sign_bits(int i) {
+  constexpr auto bits = [](int word) {
+    return kBlock == 128 ? tbq4::kSignBits128[word] : tbq4::kSignBits64[word];
+  };
+  constexpr uint64_t low = bits(0), high = bits(1);
+  return static_cast<uint32_t>((i < 2 ? low : high) >> (32 * (i & 1)));
+}
+template <int kBlock>
+__device__ __forceinline__ float signed_value(float x, int lane, int i) {
+  return (sign_bits<kBlock>(i) >> lane & 1U) != 0 ? -x : x;
 }
 
 // A lane holds values lane + 32 i: butterflies of strides below 32 cross lanes, the others stay in one.
@@ -23,7 +29,7 @@ __device__ __forceinline__ void rotate_values(float* x, bool inverse) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
 #pragma unroll
   for (int i = 0; i < kValues; ++i) {
-    if (!inverse) x[i] = signed_value(x[i], kBlock, lane + 32 * i);
+    if (!inverse) x[i] = signed_value<kBlock>(x[i], lane, i);
   }
 #pragma unroll
   for (int h = 1; h < 32; h *= 2) {
@@ -46,7 +52,7 @@ __device__ __forceinline__ void rotate_values(float* x, bool inverse) {
 #pragma unroll
   for (int i = 0; i < kValues; ++i) {
     const float y = __fmul_rn(x[i], tbq4::inverse_sqrt(kBlock));
-    x[i] = inverse ? signed_value(y, kBlock, lane + 32 * i) : y;
+    x[i] = inverse ? signed_value<kBlock>(y, lane, i) : y;
   }
 }
 

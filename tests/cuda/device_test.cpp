@@ -180,6 +180,50 @@ TEST(CudaDecode, ACapturedGraphServesAGrowingCache) {
   cudaStreamDestroy(stream);
 }
 
+// Values that are the first columns of their keys give what a copy of them gives.
+TEST(CudaDecode, ValuesMayBeTheFirstColumnsOfKeys) {
+  const int64_t batch = 4, heads = 16, dim = 576, dim_v = 512, longest = 700;
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    const Input k(dtype, batch, longest, 1, dim, 30);
+    std::vector<uint16_t> columns;
+    for (int64_t row = 0; row < batch * longest; ++row)
+      columns.insert(columns.end(), k.values.begin() + row * dim, k.values.begin() + row * dim + dim_v);
+    Memory copy(columns.size() * 2), seqlens(4 * batch);
+    copy.write(columns.data(), columns.size() * 2);
+    const int32_t lengths[4] = {700, 1, 0, 333};
+    seqlens.write(lengths, sizeof(lengths));
+    for (const int64_t rows : {1, 3}) {
+      const Input q(dtype, batch, rows, heads, dim, 31);
+      std::vector<std::vector<char>> results;
+      for (const bool shared : {true, false}) {
+        Tensor value = bshd(copy.data(), dtype, batch, longest, 1, dim_v, Device::cuda);
+        if (shared) {
+          value = k.tensor;
+          value.shape[3] = dim_v;
+        }
+        const KvView cache =
+            dense_cache(k.tensor, value, contiguous(seqlens.data(), DType::i32, {batch}, Device::cuda));
+        const Memory out(static_cast<size_t>(batch * rows * heads * dim_v * 2));
+        ForwardArgs args{.query = q.tensor, .cache = &cache};
+        args.out = bshd(out.data(), dtype, batch, rows, heads, dim_v, Device::cuda);
+        args.options.causal = true;
+        args.options.window_left = rows == 1 ? -1 : 300;
+        forward(args, kCuda);
+        results.push_back(out.read());
+      }
+      for (size_t i = 0; i < results[0].size(); i += 2) {
+        uint16_t x = 0, y = 0;
+        std::memcpy(&x, results[0].data() + i, 2);
+        std::memcpy(&y, results[1].data() + i, 2);
+        const float found = dtype == DType::f16 ? f32_from_f16(x) : f32_from_bf16(x);
+        const float expected = dtype == DType::f16 ? f32_from_f16(y) : f32_from_bf16(y);
+        ASSERT_NEAR(found, expected, (dtype == DType::f16 ? 0.001 : 0.008) * (1 + std::fabs(expected)))
+            << i / 2 << " of " << rows << " rows";
+      }
+    }
+  }
+}
+
 // Two batch entries more than 2^31 elements apart give what neighbours give.
 TEST(CudaForward, ViewsBeyondTwoToThe31Elements) {
   const int64_t rows = 200, heads = 2, dim = 128, apart = (int64_t{1} << 31) + 4096;
