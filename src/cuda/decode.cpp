@@ -83,7 +83,7 @@ void shape_quantised(DecodePlan& plan, const Params& p, const DeviceLimits& devi
   plan.teams = shape.teams;
   plan.grid.stages = shape.stages;
   const auto bytes = [&] {
-    return quantised_table(plan.dim, plan.tile_rows) - 1024 + table +
+    return quantised_table(plan.dim, plan.tile_rows) - shared_base(device.major) + table +
            static_cast<size_t>(plan.teams * plan.warps * plan.grid.stages) * step;
   };
   // What does not fit loses, in this order: the third step, teams, warps.

@@ -444,7 +444,10 @@ __global__ void __launch_bounds__(32 * kTeamWarps *
   extern __shared__ __align__(128) unsigned char memory[];
   auto& own = reinterpret_cast<QuantisedTeam<kDim, kRows>*>(memory)[threadIdx.y];
   DecodeTeam<kRows>& team = own.common;
-  if (shared_address(memory) != 1024) __trap();  // the table's address is a constant
+#if defined(__CUDA_ARCH__)
+  constexpr uint32_t kBase = shared_base(__CUDA_ARCH__ / 100);
+  if (shared_address(memory) != kBase) __trap();  // the table's address is a constant
+#endif
   unsigned char* table = memory + (quantised_table(kDim, kRows) - shared_address(memory));
   unsigned char* rings = table + (kHasTable ? kTableBytes : 0);
   wait_for_predecessor();

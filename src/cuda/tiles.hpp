@@ -102,8 +102,8 @@ inline constexpr size_t kMlaSharedBytes = 2 * 64 * 576 * 2 + 22 * 1024;
 
 // Quantised caches: one block a multiprocessor, whose teams share the table of tbq4 (64 KB). Registers bound
 // the teams, shared memory the steps in a ring; groups: of 16 keys in a step. D = 128, tbq4: 12 warps of 168
-// registers, 3 steps of 4.1 KB each: 149 KB beside the table. Where a block has 99 KB: a team of 3 warps,
-// two steps each.
+// registers, 3 steps of 4.1 KB each: 149 KB beside the table. Where a block has 99 KB: a team of 2 warps
+// (8.6, 8.9) or 3, two steps each.
 struct QuantisedShape {
   int teams, groups, stages;
 };
@@ -118,8 +118,9 @@ constexpr int quantised_rows(int dim, int rows, bool any_q8) {
 }
 inline constexpr int kQuantisedAhead = 2;  // steps under way, at most
 
-// The table's address in the shared window is a constant; a block's memory starts at 1024 there on the
-// architectures known. In front of it each team has up to 1 KB and its queries in f16.
+// The table's address in the shared window is a constant. A block's memory starts at 1024 there in code for
+// 9.0, at 0 in code for 8.0. In front of the table each team has up to 1 KB and its queries in f16.
+constexpr int shared_base(int major) { return major >= 9 ? 1024 : 0; }
 inline constexpr int kTableBytes = 256 * 256;
 constexpr int quantised_table(int dim, int rows) {
   const int teams = quantised_shape(dim, rows, false, false).teams;
