@@ -15,7 +15,8 @@ std::vector<BackendEntry> backend_entries() {
 #ifdef ATTNSPAN_WITH_CUDA
       {"cuda", cuda::make_backend, Device::cuda},
 #else
-      {"cuda", [] { return left_out("this build has no CUDA (no nvcc was found)"); }, Device::cuda},
+      {"cuda", [] { return left_out("this build has no CUDA (ATTNSPAN_CUDA is OFF, or there was no nvcc)"); },
+       Device::cuda},
 #endif
 #ifdef ATTNSPAN_WITH_METAL
       {"metal", metal::make_backend, Device::metal},
@@ -25,7 +26,9 @@ std::vector<BackendEntry> backend_entries() {
 #ifdef ATTNSPAN_WITH_WEBGPU
       {"webgpu", webgpu::make_backend, Device::webgpu},
 #else
-      {"webgpu", [] { return left_out("this build has no WebGPU (no webgpu.h was found)"); }, Device::webgpu},
+      {"webgpu",
+       [] { return left_out("this build has no WebGPU (ATTNSPAN_WEBGPU is OFF, or there was no webgpu.h)"); },
+       Device::webgpu},
 #endif
       {"cpu", cpu::make_backend, Device::cpu},  // these two are in every build
       {"reference", reference::make_backend, Device::cpu},

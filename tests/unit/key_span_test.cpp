@@ -97,7 +97,9 @@ TEST(Classify, OutsideEdgeInsideMatchTheRows) {
     } else {
       EXPECT_NE(tile, TileClass::inside);
     }
-    if (tile == TileClass::outside) EXPECT_EQ(visible, 0);
+    if (tile == TileClass::outside) {
+      EXPECT_EQ(visible, 0);
+    }
   }
 }
 
