@@ -168,7 +168,6 @@ class DecodeSplit {
     constexpr int64_t kTile = kTileKeys;
     const auto tile_end = [&](int64_t key) { return std::min(end_, key / kTile * kTile + kTile); };
     load_key_tile(keys_, begin_, tile_end(begin_), end_, key_tile_);
-    load_key_tile(values_, begin_, tile_end(begin_), end_, next_value_tile());
     for (int64_t key = begin_; key < end_;) {
       const int64_t end = tile_end(key);
       visit(key, end, tile_end(end));
@@ -194,10 +193,10 @@ class DecodeSplit {
     weights_.units = scratch.take(rows_ * weights_.blocks);
   }
 
-  // Keys [begin, end), whose rows the tiles hold; the next tile is [end, next_end). Values are asked for
-  // while scores are computed, the next keys while values are added; see keys_in_order().
+  // Keys [begin, end), whose rows key_tile_ holds; the next tile is [end, next_end). Values are asked for
+  // while scores are computed, the next keys while values are added.
   void visit(int64_t begin, int64_t end, int64_t next_end) {
-    ++visited_;
+    load_key_tile(values_, begin, end, end_, value_tile_);
     score();
     for (size_t r = 0; r < rows_; ++r) {
       const ScoreRow row{block_, static_cast<int64_t>(r), begin, key_tile_.count, scores_ + r * kTileKeys};
@@ -205,24 +204,9 @@ class DecodeSplit {
       mask_row(row);
       factors_[r] = online_softmax_row(row, partial_.row_max[r], partial_.row_sum[r]);
     }
-    key_tile_.count = next_value_tile().count = 0;
-    if (end < next_end) {
-      load_key_tile(keys_, end, next_end, end_, key_tile_);
-      load_key_tile(values_, end, next_end, end_, next_value_tile());
-    }
+    key_tile_.count = 0;
+    if (end < next_end) load_key_tile(keys_, end, next_end, end_, key_tile_);
     add_values_of_tile();
-  }
-
-  KeyTile& value_tile() { return value_tiles_[visited_ % 2]; }
-  KeyTile& next_value_tile() { return value_tiles_[(visited_ + 1) % 2]; }
-
-  // Whether large keys are left to the machine's own prefetcher, which follows what is read in order, from
-  // deeper queues than a core has for what it asks for itself (24 lines on Zen 3). Values, read a few columns
-  // at a time, are then asked for over the whole time of a tile: the first half while the values before it
-  // are added, the second during its scores. Zen 3: 4 to 10% faster. A Xeon with AVX-512: 20% slower with
-  // four query heads.
-  bool keys_in_order() const {
-    return HWY_TARGET == HWY_AVX2 && key_bytes_ > kSmallRow && value_bytes_ > kSmallRow;
   }
 
   void score() {
@@ -248,9 +232,7 @@ class DecodeSplit {
       const size_t n = next_rows(rows_ - r, kMost);
       float* queries = group_.queries + r * stride;
       float* scores = scores_ + r * kTileKeys;
-      const RowsAhead ahead = keys_in_order()
-                                  ? RowsAhead(value_tile(), value_bytes_, r + rows_, r + n + rows_, 2 * rows_)
-                                  : RowsAhead(value_tile(), value_bytes_, r, r + n, rows_);
+      const RowsAhead ahead(value_tile_, value_bytes_, r, r + n, rows_);
       with_rows<kMost>(n, [&]<size_t kRows>() HWY_ATTR {
         if constexpr (kFormat == KvFormat::tbq4) {
           score_tbq4<kVnni, kRows>(key_tile_, ahead, tbq4_query(keys_, queries, group_.layout), scores);
@@ -274,7 +256,7 @@ class DecodeSplit {
         return add_format<KvFormat::q8>();
       case KvFormat::tbq4:
         for (size_t r = 0; r < rows_; ++r)
-          quantise_weights(value_tile(), scores_ + r * kTileKeys, weights_, r);
+          quantise_weights(value_tile_, scores_ + r * kTileKeys, weights_, r);
         return add_format<KvFormat::tbq4>();
     }
   }
@@ -286,15 +268,13 @@ class DecodeSplit {
     for (size_t r = 0; r < rows_;) {
       const size_t n = next_rows(rows_ - r, kMost);
       float* out = partial_.out + r * stride;
-      const RowsAhead ahead = keys_in_order()
-                                  ? RowsAhead(next_value_tile(), value_bytes_, r, r + n, 2 * rows_)
-                                  : RowsAhead(key_tile_, key_bytes_, r, r + n, rows_);
+      const RowsAhead ahead(key_tile_, key_bytes_, r, r + n, rows_);
       with_rows<kMost>(n, [&]<size_t kRows>() HWY_ATTR {
         if constexpr (kFormat == KvFormat::tbq4) {
-          add_tbq4<kVnni, kRows>(value_tile(), ahead, weights_, r, factors_ + r, out, stride);
+          add_tbq4<kVnni, kRows>(value_tile_, ahead, weights_, r, factors_ + r, out, stride);
         } else {
-          add_values<kFormat, kRows>(value_tile(), ahead, values_.dim(), scores_ + r * kTileKeys,
-                                     factors_ + r, out, stride);
+          add_values<kFormat, kRows>(value_tile_, ahead, values_.dim(), scores_ + r * kTileKeys, factors_ + r,
+                                     out, stride);
         }
       });
       r += n;
@@ -311,8 +291,7 @@ class DecodeSplit {
   float* scores_ = nullptr;   // [rows][kTileKeys]
   float* factors_ = nullptr;  // [rows]
   Tbq4Weights weights_;
-  KeyTile key_tile_, value_tiles_[2];
-  size_t visited_ = 0;  // tiles
+  KeyTile key_tile_, value_tile_;
 };
 
 #endif  // not scalar

@@ -21,22 +21,18 @@ struct KeyTile {
 };
 
 inline constexpr size_t kLine = 64;
-// Rows of at most one line: a tile of them is about a page of memory.
-inline constexpr size_t kSmallRow = 64;
-
 // Asks for the rows of the tile that is read next while another one is computed on, evenly over the time that
 // this takes: a core keeps some 24 lines in flight, and asking for a whole tile at once fills that queue and
 // then leaves it empty.
 class RowsAhead {
  public:
   RowsAhead() = default;
-  // The part [begin, end) of `whole` of a tile's rows: what falls to some query rows, when each of them asks
-  // for as much.
-  RowsAhead(const KeyTile& tile, size_t row_bytes, size_t begin, size_t end, size_t whole)
+  // What falls to query rows [begin, end) of `rows`, when each of them asks for as much.
+  RowsAhead(const KeyTile& tile, size_t row_bytes, size_t begin, size_t end, size_t rows)
       : tile_(&tile),
         row_bytes_(row_bytes),
-        next_(tile.count * begin / whole),
-        end_(tile.count * end / whole) {}
+        next_(tile.count * begin / rows),
+        end_(tile.count * end / rows) {}
 
   // To be called once, before `steps` calls of step().
   void spread(size_t steps) {
