@@ -1,7 +1,7 @@
 #!/bin/sh
 # The WebGPU backend on Dawn, without a GPU: a Debian testing root with Dawn's package and two CPU Vulkan drivers, the
 # project built in it with ATTNSPAN_WEBGPU=dawn, the tests of the backend and its grid run in it.
-#   tools/dawn_root.sh [ROOT]          default ROOT: .deps/dawn-root. Needs root, mmdebstrap, 2.5 GB and 15 minutes
+#   tools/dawn_root.sh [ROOT]          default ROOT: .deps/dawn-root. Needs root, mmdebstrap, 2.5 GB and 8 minutes
 # Drivers: lavapipe (Mesa), then SwiftShader (out of Debian's chromium package; subgroups of 4).
 set -eu
 cd "$(dirname "$0")/.."
