@@ -312,9 +312,7 @@ namespace detail {
 
 template <typename T, typename Tile>
 cudaError_t launch_sweep(const Sm90BackwardArgs& args, cudaStream_t stream) {
-  const Params& p = args.b.forward;
-  const bool transformed =
-      p.softcap != 0 || p.bias.data != nullptr || p.alibi_slopes.data != nullptr || p.softmax_scale <= 0;
+  const bool transformed = is_transformed(args.b.forward) || args.b.forward.softmax_scale <= 0;
   const auto kernel =
       transformed ? backward_sm90_kernel<T, Tile, true> : backward_sm90_kernel<T, Tile, false>;
   constexpr int kBytes = BackwardShared<Tile>::kBytes;

@@ -36,7 +36,7 @@ __device__ inline RowScore row_score(const Params& p, const DeviceSequence& s, i
   return r;
 }
 
-__device__ __forceinline__ bool is_transformed(const Params& p) {
+__host__ __device__ __forceinline__ bool is_transformed(const Params& p) {
   return p.softcap != 0 || p.bias.data != nullptr || p.alibi_slopes.data != nullptr;
 }
 
